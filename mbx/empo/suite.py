@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import importlib.resources
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mbx.empo import multigrid
+from mbx.empo.multigrid import many
 from mbx.empo.power.codec import make_codec, make_records
 from mbx.empo.power.equations import PowerParams, check_params
 from mbx.empo.power.named import HumanModel, NamedWorld
@@ -45,8 +46,6 @@ TIME_LIMIT = 50
 WALK = 64  # most random steps to a varied start, where states are not listed
 STEP_SECONDS = 0.25  # of a video; the worlds have no clock
 _PACKAGED = ("grid_rock_1h1r", "grid_corridor_2h1r")
-
-
 _WORLDS: dict[str, Callable[[], NamedWorld]] = {}
 
 
@@ -77,25 +76,22 @@ def named_world(
     Raises:
         ValueError: for an unknown name, and for humans that the world cannot have.
     """
-    suite, slash, task = name.partition("/")
-    if slash and suite == "multigrid" and name not in _WORLDS:
-        grids = importlib.import_module("mbx.empo.multigrid")
-        params = params or grids.load_world(task)[1] or default
-        return grids.make_world(task, humans, params=params)
-    if slash and suite == "maps" and name not in _WORLDS:
-        many = importlib.import_module("mbx.empo.multigrid.many")
-        return many.make_many(task, many.Choice(*maps), humans, params=params, default=default)
+    suite, _, task = name.partition("/")
     if name in _PACKAGED:
         return _adapted(packaged_world(name), params, humans)
-    if name not in _WORLDS:
-        known = (*_PACKAGED, *_WORLDS)
-        raise ValueError(
-            f"env.name='empo:{name}' is unknown: choose one of {known}, multigrid/MAP "
-            "or maps/SOURCE"
-        )
-    found = _WORLDS[name]()
-    found = NamedWorld(found) if isinstance(found, World) else found
-    return _adapted(found, params or found.params or default, humans)
+    if name in _WORLDS:
+        found = _WORLDS[name]()
+        found = NamedWorld(found) if isinstance(found, World) else found
+        return _adapted(found, params or found.params or default, humans)
+    if task and suite == "multigrid":
+        params = params or multigrid.load_world(task)[1] or default
+        return multigrid.make_world(task, humans, params=params)
+    if task and suite == "maps":
+        return many.make_many(task, many.Choice(*maps), humans, params=params, default=default)
+    known = (*_PACKAGED, *_WORLDS)
+    raise ValueError(
+        f"env.name='empo:{name}' is unknown: choose one of {known}, multigrid/MAP or maps/SOURCE"
+    )
 
 
 def _adapted(
@@ -306,7 +302,7 @@ def reads(task: str) -> str:
     kind, _, path = _without_option(task)[0].partition("/")
     if kind != "multigrid" or not path.endswith(".yaml"):
         return ""
-    humans = importlib.import_module("mbx.empo.multigrid").load_world(path)[2]
+    humans = multigrid.load_world(path)[2]
     return humans.file if humans is not None else ""
 
 

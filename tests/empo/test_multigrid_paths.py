@@ -11,7 +11,7 @@ import pytest
 
 from mbx.empo import multigrid as mg
 from mbx.empo.multigrid.paths import longest, make_lengths, make_paths
-from mbx.empo.multigrid.state import CARRIED, unpack
+from mbx.empo.multigrid.state import CARRIED
 from mbx.empo.power.worlds import profiles
 
 STILL, LEFT, RIGHT, FORWARD, TOGGLE, PICK_UP = range(6)
@@ -35,7 +35,7 @@ ROOMS = {
 def searched(layout, far):
     """Ways of the listed states to the first goal when the robot stands still: (states, [S])."""
     grid = mg.make_grid(layout)
-    table, flat = mg.export(grid)
+    table, states = mg.export(grid)
     moves = profiles(2, table.num_actions)[table.succ_joint]
     alone = moves[:, int(table.robots[0])] == STILL
     before = {}
@@ -50,7 +50,7 @@ def searched(layout, far):
             if way[s] == far:
                 way[s] = way[now] + 1
                 queue.append(s)
-    return grid, unpack(jnp.asarray(flat), grid.initial), way
+    return grid, states, way
 
 
 @pytest.mark.parametrize("name", ROOMS)

@@ -33,8 +33,7 @@ from mbx.types import Array
 SLOTS = 4  # buttons of a kind
 GLOBAL, AGENT, INTERACTIVE = 4, 13, 96
 _KILL, _PAUSE, _CONTROL, _DISABLE = range(len(BUTTONS))
-_ORDER = (_KILL, _PAUSE, _DISABLE, _CONTROL)  # of the interactive features
-_NUMBERS = {_KILL: 5, _PAUSE: 6, _DISABLE: 6, _CONTROL: 7}
+_NUMBERS = {_KILL: 5, _PAUSE: 6, _DISABLE: 6, _CONTROL: 7}  # in the features' order
 
 
 def make_features(
@@ -52,10 +51,9 @@ def make_features(
         if count > SLOTS:
             raise ValueError(f"{count} buttons of kind {name} on one map: at most {SLOTS}")
     rows, columns = template.wall.shape
-    drawn = np.asarray(packed.channels(places.grid))
-    people = [packed.COLORS_OF[name] for name in ("yellow", "grey")]
-    used = drawn.any(axis=(0, 2, 3))
-    used[[packed.CHANNELS - packed.COLORS + color for color in people]] = True
+    used = np.asarray(packed.channels(places.grid)).any(axis=(0, 2, 3))
+    first = packed.CHANNELS - packed.COLORS
+    used[[first + packed.COLORS_OF[name] for name in ("yellow", "grey")]] = True
     kept = np.flatnonzero(used)
     cells = jnp.arange(rows * columns).reshape(rows, columns)
 
@@ -70,14 +68,13 @@ def make_features(
 
     def features(layout: Layout, state: State) -> Array:
         left = 1.0 - state.time / layout.horizon if layout.horizon else 1.0
-        chances = (layout.stumble, layout.magic_entry, layout.magic_solidify)
         parts = (
-            planes(layout, state).ravel(),
-            jnp.stack([jnp.asarray(value, jnp.float32) for value in (left, *chances)]),
-            agent_features(layout, state).ravel(),
+            planes(layout, state),
+            *(left, layout.stumble, layout.magic_entry, layout.magic_solidify),
+            agent_features(layout, state),
             interactive_features(layout, state) if len(template.buttons) else jnp.zeros(0),
         )
-        return jnp.concatenate([part.astype(jnp.float32) for part in parts])
+        return jnp.concatenate([jnp.asarray(part, jnp.float32).ravel() for part in parts])
 
     num_goals = int(np.prod(template.goals.shape[:2]))
     return features, (len(kept) + 4 * len(template.agents) + num_goals, rows - 2, columns - 2)
@@ -86,9 +83,8 @@ def make_features(
 def agent_features(layout: Layout, state: State) -> Array:
     """`[N, 13]`."""
     rows, columns = layout.wall.shape
-    human = jnp.asarray(layout.is_human)
+    human, num = jnp.asarray(layout.is_human), len(layout.agents)
     agents = state.agents.astype(jnp.float32)
-    num = len(layout.agents)
     kind, color = jnp.zeros(num), jnp.zeros(num)
     colors = jnp.asarray(layout.item_color)
     for item, what in enumerate(layout.item_kind):
@@ -99,49 +95,44 @@ def agent_features(layout: Layout, state: State) -> Array:
     for button in np.flatnonzero(layout.button_kind == _PAUSE):
         works = (state.buttons[button, 0] > 0) & (state.buttons[button, 1] > 0)
         paused |= works & (human == (layout.button_target[button] == GROUPS.index("humans")))
-    forced = state.forced if state.forced.shape[0] else jnp.zeros(num)
-    columns_of = [
+    features = (
         agents[:, 0] / (columns - 1),
         agents[:, 1] / (rows - 1),
         *jax.nn.one_hot(state.agents[:, 2], 4).T,
-        jnp.asarray(layout.may_enter_magic),
+        layout.may_enter_magic,
         ~human,
         kind,
         color,
         paused,
         state.alive == 0,
-        forced / layout.num_actions,
-    ]
-    return jnp.stack([jnp.asarray(column, jnp.float32) for column in columns_of], axis=-1)
+        state.forced / layout.num_actions if len(state.forced) else jnp.zeros(num),
+    )
+    return jnp.stack([jnp.asarray(each, jnp.float32) for each in features], axis=-1)
 
 
 def interactive_features(layout: Layout, state: State) -> Array:
     """`[96]`."""
     rows, columns = layout.wall.shape
-    places = jnp.asarray(layout.buttons)
-    result = []
-    for kind in _ORDER:
-        own = np.flatnonzero(layout.button_kind == kind)
-        slots = jnp.zeros((SLOTS, _NUMBERS[kind]))
-        for slot, button in enumerate(own):
+    places, result = jnp.asarray(layout.buttons), []
+    for kind, size in _NUMBERS.items():
+        slots = jnp.zeros((SLOTS, size))
+        for slot, button in enumerate(np.flatnonzero(layout.button_kind == kind)):
             enabled, on, action, learner = state.buttons[button].astype(jnp.float32)
-            trigger, target = int(layout.button_trigger[button]), int(layout.button_target[button])
-            numbers = [
-                places[button, 0] / (columns - 1),
-                places[button, 1] / (rows - 1),
-                enabled,
-                float(trigger == 0),
-            ]
-            if kind == _DISABLE:
-                numbers += [1.0, (target + 1) / len(BUTTONS)]
-            else:
-                numbers.append(float(target == 0))
-            if kind == _PAUSE:
-                numbers.append(on)
-            if kind == _CONTROL:
-                numbers += [action / layout.num_actions, learner / len(layout.agents)]
-            there = places[button, 0] > 0
+            target = int(layout.button_target[button])
+            whom = {
+                _KILL: [target == 0],
+                _PAUSE: [target == 0, on],
+                _DISABLE: [1.0, (target + 1) / len(BUTTONS)],
+                _CONTROL: [
+                    target == 0,
+                    action / layout.num_actions,
+                    learner / len(layout.agents),
+                ],
+            }
+            x, y = places[button, 0], places[button, 1]
+            trigger = int(layout.button_trigger[button]) == 0
+            numbers = [x / (columns - 1), y / (rows - 1), enabled, trigger, *whom[kind]]
             values = jnp.stack([jnp.asarray(value, jnp.float32) for value in numbers])
-            slots = slots.at[slot].set(jnp.where(there, values, 0.0))
+            slots = slots.at[slot].set(jnp.where(x > 0, values, 0.0))
         result.append(slots.ravel())
     return jnp.concatenate(result)

@@ -27,8 +27,8 @@ from mbx.empo.multigrid.state import (
     Board,
     Scene,
     State,
+    board_arrays,
     initial_state,
-    make_board,
     to_scene,
     to_state,
 )
@@ -84,43 +84,25 @@ def make_bounds(layout: Layout) -> Bounds:
     return bounds
 
 
-# What of a board differs between maps of one family; the rest decides which rules there are.
-OWN = (
-    "terrain",
-    "door_cell",
-    "door_color",
-    "item_color",
-    "button_cell",
-    "magic_cell",
-    "magic_side",
-)
-
-
 def make_outcomes(layout: Layout) -> Callable[[dict[str, Array], State, Array], Any]:
     """`outcomes(own, state, actions)` -> states and probabilities, see `Grid`.
 
-    own: fields of OWN of the state's own board, where boards differ; {} where all are of `layout`.
-    layout: one that has as much of everything as any of the boards, of the same kinds.
+    own: `board_arrays` of the state's own map, where maps differ; {} where all are of `layout`.
+    layout: one that has as much of everything as any of the maps, of the same kinds.
     """
-    bounds, example = make_bounds(layout), initial_state(layout)
-    width, tick, shared = layout.wall.shape[1], int(layout.horizon > 0), make_board(layout)
-    step = functools.partial(_step, layout, bounds, width)
+    total, example = make_bounds(layout).total, initial_state(layout)
+    width, tick, shared = layout.wall.shape[1], int(layout.horizon > 0), board_arrays(layout)
 
     def batched(own: dict[str, Array], states: State, actions: Array) -> tuple[State, Array]:
         # Of things the numbers come first, as in a shared board; of the ground the scenes do.
         own = {name: x if name == "terrain" else x.T for name, x in own.items()}
-        board = shared._replace(**own)
+        board = Board(layout, **(own or shared))
         # Always so; but the compiler cannot know, and leaves the stages alone.
         runs = states.time[0] >= 0
         start, moves = staged(runs, lambda: (to_scene(states, width), tuple(actions.T)))
-        after, prob = staged(
-            runs,
-            lambda: jax.vmap(lambda outcome: step(board, start, moves, outcome))(
-                jnp.arange(bounds.total, dtype=jnp.int32)
-            ),
-        )
-        shape = (bounds.total, states.time.shape[0])
-        after = jax.tree.map(lambda x: jnp.broadcast_to(x, shape), after)
+        every = jnp.arange(total, dtype=jnp.int32)
+        after, prob = staged(runs, lambda: jax.vmap(lambda k: _step(board, start, moves, k))(every))
+        after = jax.tree.map(lambda x: jnp.broadcast_to(x, (total, len(states.time))), after)
         write = jax.vmap(lambda s: to_state(s, example, width, states.time + tick), out_axes=1)
         return staged(runs, lambda: write(after)), prob.T
 
@@ -142,55 +124,36 @@ def flatten_vmaps(function: Callable[..., Any]) -> Callable[..., Any]:
     One long axis becomes vector code; a nest of vmaps ends in axes of a few entries. The function
     takes and returns one leading axis everywhere.
     """
-
-    def plain(*arguments: Any) -> Any:
-        one = function(*jax.tree.map(lambda x: x[None], arguments))
-        return jax.tree.map(lambda x: x[0], one)
-
     flat = jax.custom_batching.custom_vmap(lambda *arguments: function(*arguments))
-    single = jax.custom_batching.custom_vmap(plain)
-
-    def spread(size: int, batched: Any, arguments: Any) -> Any:
-        wide = lambda x, is_in: x if is_in else jnp.broadcast_to(x, (size, *x.shape))  # noqa: E731
-        return jax.tree.map(wide, arguments, tuple(batched))
-
-    def batched(result: Any) -> Any:
-        return result, jax.tree.map(lambda x: True, result)
-
-    @single.def_vmap
-    def _(size: int, in_batched: Any, *arguments: Any) -> Any:
-        return batched(flat(*spread(size, in_batched, arguments)))
 
     @flat.def_vmap
     def _(size: int, in_batched: Any, *arguments: Any) -> Any:
-        arguments = spread(size, in_batched, arguments)
+        wide = lambda x, is_in: x if is_in else jnp.broadcast_to(x, (size, *x.shape))  # noqa: E731
+        arguments = jax.tree.map(wide, arguments, tuple(in_batched))
         inner = jax.tree.leaves(arguments)[0].shape[1]
         joined = jax.tree.map(lambda x: x.reshape(size * inner, *x.shape[2:]), arguments)
-        result = flat(*joined)
-        return batched(jax.tree.map(lambda x: x.reshape(size, inner, *x.shape[1:]), result))
+        apart = lambda x: x.reshape(size, inner, *x.shape[1:])  # noqa: E731
+        result = jax.tree.map(apart, flat(*joined))
+        return result, jax.tree.map(lambda x: True, result)
 
-    return single
+    def one(*arguments: Any) -> Any:
+        result = flat(*jax.tree.map(lambda x: x[None], arguments))
+        return jax.tree.map(lambda x: x[0], result)
+
+    return one
 
 
-def _step(
-    layout: Layout,
-    bounds: Bounds,
-    width: int,
-    board: Board,
-    scene: Scene,
-    actions: Scalars,
-    outcome: Array,
-) -> tuple[Scene, Array]:
+def _step(board: Board, start: Scene, actions: Scalars, outcome: Array) -> tuple[Scene, Array]:
     """The `outcome`-th scene that a joint action can lead to, and its probability."""
-    num, start = len(actions), scene
-    actions, scene = effects.commanded(board, layout, scene, actions)
+    num, layout = len(actions), board.layout
+    bounds, width = make_bounds(layout), layout.wall.shape[1]
+    actions, scene = effects.commanded(layout, start, actions)
     steps = [(actions[i] == maps.FORWARD) & scene.alive[i] for i in range(num)]
     heading, prob, rest = scene.heading, jnp.float32(1.0), outcome
     if bounds.slips > 1:
-        shaky = [
-            steps[i] & ((effects.terrain(board, scene.cell[i]) & UNSTEADY) != 0) for i in range(num)
-        ]
-        turns, prob, rest = chances.stumbles(tuple(shaky), rest, board.stumble)
+        ground = [effects.terrain(board, cell) & UNSTEADY for cell in scene.cell]
+        shaky = tuple(step & (g != 0) for step, g in zip(steps, ground, strict=True))
+        turns, prob, rest = chances.stumbles(shaky, rest, jnp.float32(layout.stumble))
         heading = tuple((h + t) & 3 for h, t in zip(heading, turns, strict=True))
         scene = scene._replace(heading=heading)
     deltas = tuple(effects.delta(h, width) for h in heading)
@@ -199,12 +162,13 @@ def _step(
     if bounds.magic > 1:
         asking = tuple(
             steps[i]
-            & effects.magic_ahead(board, scene.solid, ahead[i], heading[i], board.may_enter[i])
+            & effects.magic_ahead(
+                board, scene.solid, ahead[i], heading[i], layout.may_enter_magic[i]
+            )
             for i in range(num)
         )
-        answer, chance, rest = chances.answers(
-            asking, rest, board.magic_entry, board.magic_solidify, bounds.magic_ways
-        )
+        entry, solidify = jnp.float32(layout.magic_entry), jnp.float32(layout.magic_solidify)
+        answer, chance, rest = chances.answers(asking, rest, entry, solidify, bounds.magic_ways)
         prob = prob * chance
     reaches = [(actions[i] >= maps.FORWARD) & scene.alive[i] for i in range(num)]
     claims = tuple(jnp.where(reaches[i], ahead[i], -1 - i) for i in range(num))
@@ -214,15 +178,9 @@ def _step(
     prob = jnp.where(fits & (rest == 0), prob * chance, 0.0)
     for agent in order:
         agent = effects.once(agent, num)
-        turn = Turn(
-            agent,
-            *(effects.pick(v, agent) for v in (scene.cell, heading, ahead, deltas)),
-            *(effects.pick(tuple(v), agent) for v in (board.is_human, board.may_enter)),
-            effects.pick(answer, agent),
-            start.cell,
-            tuple(b[1] for b in start.buttons),
-        )
-        scene = effects.act(board, layout, scene, turn, effects.pick(actions, agent))
+        seen = (scene.cell, heading, ahead, deltas, layout.is_human, layout.may_enter_magic, answer)
+        turn = Turn(agent, *(effects.pick(values, agent) for values in seen), start)
+        scene = effects.act(board, scene, turn, effects.pick(actions, agent))
     return effects.remembered(layout, start, scene, actions), prob
 
 
@@ -235,13 +193,18 @@ def achieved(layout: Layout, state: State) -> Array:
     return inside & (state.alive[humans] > 0)[:, None]
 
 
+def terminal(layout: Layout, state: State) -> Array:
+    """Whether the horizon is reached, where there is one."""
+    return (state.time >= layout.horizon) & (layout.horizon > 0)
+
+
 def make_grid(layout: Layout) -> Grid:
     """The layout's functions. Raises ValueError for far too many outcomes, see `make_bounds`."""
     return Grid(
         layout=layout,
         initial=initial_state(layout),
         outcomes=functools.partial(make_outcomes(layout), {}),
-        terminal=lambda state: (state.time >= layout.horizon) & (layout.horizon > 0),
+        terminal=functools.partial(terminal, layout),
         achieved=functools.partial(achieved, layout),
         num_outcomes=make_bounds(layout).total,
     )

@@ -1,8 +1,8 @@
 """What an agent's action does to a scene, object by object.
 
-`BLOCKERS` say what stands in the way, `TOGGLES` what a toggle changes, `act` joins all actions. A
-new object is a field of `Scene` with, in these tables, its blocker and its toggle. Every effect
-takes `do`, whether it happens, and is plain arithmetic on scalars.
+`blocked` says what stands in the way, `TOGGLES` what a toggle changes, `act` joins all actions: a
+new object is a field of `Scene` with its part in these. Every effect takes `do`, whether it
+happens, and is plain arithmetic on scalars.
 
     kill button      a trigger's toggle takes every target out for the rest of the episode
     pause switch     while it is on, targets can only stand still (from the next step)
@@ -54,8 +54,7 @@ class Turn(NamedTuple):
     human: Array  # whether it is one
     enters: Array
     answer: Array
-    began: Scalars  # where all agents stood when the step began
-    awaited: Scalars  # which buttons waited for an action when the step began
+    start: Scene  # when the step began
 
 
 def pick(values: Scalars, index: Array) -> Array:
@@ -105,51 +104,22 @@ def delta(heading: Array, width: int) -> Array:
     return jnp.where(heading % 2 == 0, 1, width) * (1 - (heading & 2))
 
 
-# What stands in the way of `cell`; agents are asked separately, since nobody blocks itself
-
-
-def _walls(board: Board, scene: Scene, cell: Array) -> Array:
-    return (terrain(board, cell) & WALL) != 0
-
-
-def _doors(board: Board, scene: Scene, cell: Array) -> Array:
-    found = jnp.bool_(False)
-    for number, state in enumerate(scene.doors):
-        found = found | ((board.door_cell[number] == cell) & (state != maps.OPEN))
-    return found
-
-
-def _items(board: Board, scene: Scene, cell: Array) -> Array:
-    return among(scene.items, cell)
-
-
-def _buttons(board: Board, scene: Scene, cell: Array) -> Array:
-    return among(tuple(board.button_cell), cell)
-
-
-BLOCKERS = (_walls, _doors, _items, _buttons)
-
-
 def blocked(board: Board, scene: Scene, turn: Turn, cell: Array, *, to_all: bool) -> Array:
-    """Whether `cell` is closed by what `BLOCKERS` know, or by an agent now or at the beginning.
+    """Whether walls, doors, items, buttons or agents, now or at the beginning, close `cell`.
     Agents in lava are in nobody's way. to_all: also by the agent whose turn it is.
     """
     taken = jnp.bool_(False)
-    for number, (now, before) in enumerate(zip(scene.cell, turn.began, strict=True)):
+    for number, (now, before) in enumerate(zip(scene.cell, turn.start.cell, strict=True)):
         here = (now == cell) | (before == cell)
         taken = taken | (here if to_all else here & (turn.agent != number))
-    closed = taken & ((terrain(board, cell) & LAVA) == 0)
-    for blocker in BLOCKERS:
-        closed = closed | blocker(board, scene, cell)
-    return closed
+    ground = terrain(board, cell)
+    closed = taken & ((ground & LAVA) == 0) | ((ground & WALL) != 0)
+    for number, state in enumerate(scene.doors):
+        closed = closed | ((board.door_cell[number] == cell) & (state != maps.OPEN))
+    return closed | among((*scene.items, *board.button_cell), cell)
 
 
 # Actions
-
-
-def turned(scene: Scene, turn: Turn, by: int, do: Array) -> Scene:
-    """Turn left (-1) or right (+1)."""
-    return scene._replace(heading=put(scene.heading, turn.agent, (turn.heading + by) & 3, do))
 
 
 def forward(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
@@ -163,7 +133,8 @@ def forward(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
         room &= ((terrain(board, beyond) & LAVA) == 0) & ~among(tuple(board.magic_cell), beyond)
         too_heavy = jnp.bool_(False)
         for number, here in enumerate(pushed):
-            too_heavy = too_heavy | (here & board.heavy[number] & turn.human)
+            if board.layout.heavy[number]:
+                too_heavy = too_heavy | (here & turn.human)
         free = free & (~among(scene.movable, turn.ahead) | (room & ~too_heavy))
     free = once(free, 2) > 0
     moved = zip(scene.movable, pushed, strict=True)
@@ -201,7 +172,7 @@ def _through_magic(board: Board, scene: Scene, turn: Turn, free: Array) -> tuple
     return scene._replace(solid=tuple(solid)), free
 
 
-def pick_up(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
+def pick_up(scene: Scene, turn: Turn, do: Array) -> Scene:
     """Take the item ahead, with empty hands."""
     mine = CARRIED_BY - turn.agent
     do = do & ~among(scene.items, mine)
@@ -224,16 +195,15 @@ def drop(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
 # Toggling what is ahead
 
 
-def _toggle_doors(board: Board, layout: Layout, scene: Scene, turn: Turn, do: Array) -> Scene:
+def _toggle_doors(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
     """Open and close; unlock with a key of the door's colour. An open door in use stays open."""
     filled = among((*scene.cell, *scene.movable), turn.ahead)
     doors = []
     for number, state in enumerate(scene.doors):
         key = jnp.bool_(False)
-        for item, kind in enumerate(layout.item_kind):
-            if kind == KEY:
-                fits = board.item_color[item] == board.door_color[number]
-                key = key | (fits & (scene.items[item] == CARRIED_BY - turn.agent))
+        for item in np.flatnonzero(board.layout.item_kind == KEY):
+            fits = board.item_color[item] == board.door_color[number]
+            key = key | (fits & (scene.items[item] == CARRIED_BY - turn.agent))
         opens = (state == maps.CLOSED) | ((state == maps.LOCKED) & key)
         closes = (state == maps.OPEN) & ~filled
         after = jnp.where(opens, maps.OPEN, jnp.where(closes, maps.CLOSED, state))
@@ -241,81 +211,71 @@ def _toggle_doors(board: Board, layout: Layout, scene: Scene, turn: Turn, do: Ar
     return scene._replace(doors=tuple(doors))
 
 
-def _toggle_boxes(board: Board, layout: Layout, scene: Scene, turn: Turn, do: Array) -> Scene:
+def _toggle_boxes(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
     """Open a box: it is gone, and what it held lies in its place."""
     items = list(scene.items)
-    for box, kind in enumerate(layout.item_kind):
-        if kind != BOX:
-            continue
+    for box in np.flatnonzero(board.layout.item_kind == BOX):
         opened = do & (scene.items[box] == turn.ahead)
         items[box] = jnp.where(opened, NOWHERE, items[box])
-        for item, holder in enumerate(layout.item_box):
-            if holder == box:
-                still = opened & (items[item] == INSIDE_OF - box)
-                items[item] = jnp.where(still, turn.ahead, items[item])
+        for item in np.flatnonzero(board.layout.item_box == box):
+            still = opened & (items[item] == INSIDE_OF - int(box))
+            items[item] = jnp.where(still, turn.ahead, items[item])
     return scene._replace(items=tuple(items))
 
 
-def _press(board: Board, layout: Layout, scene: Scene, turn: Turn, do: Array) -> Scene:
+def _press(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
     """Buttons and switches, see the module's first lines."""
+    layout = board.layout
     for number, kind in enumerate(layout.button_kind):
-        enabled, on, action, learner = scene.buttons[number]
+        button, target = scene.buttons[number], layout.button_target[number]
         facing = do & (board.button_cell[number] == turn.ahead)
         trigger = facing & (turn.human == (layout.button_trigger[number] == HUMAN))
-        works, target = enabled > 0, layout.button_target[number]
+        pressed = trigger & (button.enabled > 0)
         if kind == KILL:
-            killed = [trigger & works & (h == (target == HUMAN)) for h in board.is_human]
-            alive = tuple(a & ~k for a, k in zip(scene.alive, killed, strict=True))
-            scene = scene._replace(alive=alive)
+            hit = layout.is_human == (target == HUMAN)
+            alive = zip(scene.alive, hit, strict=True)
+            scene = scene._replace(alive=tuple(a & ~pressed if h else a for a, h in alive))
         elif kind == PAUSE:
-            button = (enabled, jnp.where(trigger & works, 1 - on, on), action, learner)
-            scene = _with_button(scene, number, button)
+            scene = _with(scene, number, on=jnp.where(pressed, 1 - button.on, button.on))
         elif kind == CONTROL:
-            forced = scene.forced
-            for agent, old in enumerate(forced):
-                made = trigger & works & (learner == agent + 1) & (action > 0)
-                forced = (*forced[:agent], jnp.where(made, action, old), *forced[agent + 1 :])
+            made = pressed & (button.action > 0)
+            forced = put(scene.forced, button.learner - 1, button.action, made)
             # Who is being listened to is programming a toggle, not starting again.
-            listened = (turn.awaited[number] > 0) & (learner == turn.agent + 1)
-            starts = facing & works & (turn.human == (target == HUMAN)) & ~listened
-            button = (
-                enabled,
-                jnp.where(starts, 1, on),
-                action,
-                jnp.where(starts, turn.agent + 1, learner),
-            )
-            scene = _with_button(scene._replace(forced=forced), number, button)
+            listened = (turn.start.buttons[number].on > 0) & (button.learner == turn.agent + 1)
+            starts = facing & (button.enabled > 0) & (turn.human == (target == HUMAN)) & ~listened
+            learner = jnp.where(starts, turn.agent + 1, button.learner)
+            on = jnp.where(starts, 1, button.on)
+            scene = _with(scene._replace(forced=forced), number, on=on, learner=learner)
         else:
-            for other, its_kind in enumerate(layout.button_kind):
-                if its_kind == target:
-                    own = scene.buttons[other]
-                    flipped = jnp.where(trigger, 1 - own[0], own[0])
-                    scene = _with_button(scene, other, (flipped, *own[1:]))
+            for other in np.flatnonzero(layout.button_kind == target):
+                enabled = scene.buttons[other].enabled
+                scene = _with(scene, other, enabled=jnp.where(trigger, 1 - enabled, enabled))
     return scene
 
 
-def _with_button(scene: Scene, number: int, button: Scalars) -> Scene:
+def _with(scene: Scene, number: int, **changes: Array) -> Scene:
+    """The scene with changes to a button."""
     buttons = list(scene.buttons)
-    buttons[number] = button
+    buttons[number] = buttons[number]._replace(**changes)
     return scene._replace(buttons=tuple(buttons))
 
 
 TOGGLES = (_toggle_doors, _toggle_boxes, _press)
 
 
-def act(board: Board, layout: Layout, scene: Scene, turn: Turn, action: Array) -> Scene:
+def act(board: Board, scene: Scene, turn: Turn, action: Array) -> Scene:
     """The scene after an agent's action; nothing changes where the agent is out."""
-    able = pick(scene.alive, turn.agent)
+    able, most = pick(scene.alive, turn.agent), board.layout.num_actions
     does = [able & (action == number) for number in range(7)]
-    scene = turned(scene, turn, -1, does[maps.LEFT])
-    scene = turned(scene, turn, 1, does[maps.RIGHT])
+    heading = turn.heading + jnp.where(does[maps.RIGHT], 1, -1)
+    turns = does[maps.LEFT] | does[maps.RIGHT]
+    scene = scene._replace(heading=put(scene.heading, turn.agent, heading & 3, turns))
     scene = forward(board, scene, turn, does[maps.FORWARD])
-    if layout.num_actions > maps.TOGGLE:
-        for toggle in TOGGLES:
-            scene = toggle(board, layout, scene, turn, does[maps.TOGGLE])
-    if layout.num_actions > maps.PICK_UP:
-        scene = pick_up(board, scene, turn, does[maps.PICK_UP])
-    if layout.num_actions > maps.DROP:
+    for toggle in TOGGLES if most > maps.TOGGLE else ():
+        scene = toggle(board, scene, turn, does[maps.TOGGLE])
+    if most > maps.PICK_UP:
+        scene = pick_up(scene, turn, does[maps.PICK_UP])
+    if most > maps.DROP:
         scene = drop(board, scene, turn, does[maps.DROP])
     return scene
 
@@ -323,32 +283,24 @@ def act(board: Board, layout: Layout, scene: Scene, turn: Turn, action: Array) -
 # Buttons before and after a step
 
 
-def commanded(
-    board: Board, layout: Layout, scene: Scene, actions: Scalars
-) -> tuple[Scalars, Scene]:
+def commanded(layout: Layout, scene: Scene, actions: Scalars) -> tuple[Scalars, Scene]:
     """The actions that agents really take, paused or made to; nobody is made to act any more."""
-    taken = []
-    for agent, action in enumerate(actions):
-        if scene.forced:
-            forced = scene.forced[agent]
-            action = jnp.where(forced > 0, forced - 1, action)
-        for number, kind in enumerate(layout.button_kind):
-            if kind == PAUSE:
-                enabled, on, *_ = scene.buttons[number]
-                own = board.is_human[agent] == (layout.button_target[number] == HUMAN)
-                action = jnp.where((enabled > 0) & (on > 0) & own, maps.STILL, action)
-        taken.append(action)
+    taken = list(actions)
+    for agent, forced in enumerate(scene.forced):
+        taken[agent] = jnp.where(forced > 0, forced - 1, taken[agent])
+    for number in np.flatnonzero(layout.button_kind == PAUSE):
+        paused = (scene.buttons[number].enabled > 0) & (scene.buttons[number].on > 0)
+        for agent in np.flatnonzero(layout.is_human == (layout.button_target[number] == HUMAN)):
+            taken[agent] = jnp.where(paused, maps.STILL, taken[agent])
     return tuple(taken), scene._replace(forced=tuple(jnp.zeros_like(f) for f in scene.forced))
 
 
 def remembered(layout: Layout, before: Scene, after: Scene, actions: Scalars) -> Scene:
     """Control buttons that waited when the step began have learned the action."""
-    for number, kind in enumerate(layout.button_kind):
-        if kind != CONTROL:
-            continue
-        enabled, on, action, learner = after.buttons[number]
-        heard = (before.buttons[number][1] > 0) & (learner == before.buttons[number][3])
-        learned = pick(actions, learner - 1) + 1
-        button = (enabled, jnp.where(heard, 0, on), jnp.where(heard, learned, action), learner)
-        after = _with_button(after, number, button)
+    for number in np.flatnonzero(layout.button_kind == CONTROL):
+        old, now = before.buttons[number], after.buttons[number]
+        heard = (old.on > 0) & (now.learner == old.learner)
+        learned = pick(actions, now.learner - 1) + 1
+        action, on = jnp.where(heard, learned, now.action), jnp.where(heard, 0, now.on)
+        after = _with(after, number, on=on, action=action)
     return after

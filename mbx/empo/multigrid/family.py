@@ -14,8 +14,7 @@ Axes: L maps, N agents (humans first), H humans, G goals, Y rows, X columns.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,16 +25,21 @@ from mbx.empo.multigrid import dynamics, packed
 from mbx.empo.multigrid import layout as maps
 from mbx.empo.multigrid.compact import make_features
 from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout
-from mbx.empo.multigrid.paths import make_paths
-from mbx.empo.multigrid.render import make_render
-from mbx.empo.multigrid.state import GONE, State, initial_state, make_board
-from mbx.empo.multigrid.text import ACTIONS, make_text
+from mbx.empo.multigrid.state import GONE, State, board_arrays, initial_state
+from mbx.empo.multigrid.world import grid_world, make_prior, make_views
 from mbx.empo.power.named import HumanModel
-from mbx.empo.power.worlds import Views, World
+from mbx.empo.power.worlds import World
 from mbx.types import Array
 
 _SHARED = ("horizon", "stumble", "magic_entry", "magic_solidify", "magic_users", "drop")
-_BOX = ITEMS.index("box")
+# What lies on a map, with the values that each thing has of its own.
+_VALUES: dict[str, tuple[str, ...]] = {
+    "movable": (),
+    "doors": ("door_state", "door_color"),
+    "items": ("item_color",),
+    "buttons": (),
+    "magic": ("magic_side",),
+}
 
 
 class Place(NamedTuple):
@@ -77,58 +81,62 @@ def make_family(layouts: Sequence[Layout], names: Sequence[str] = ()) -> Family:
         raise ValueError("there is no map: give at least one")
     for name, layout in zip(names, layouts, strict=True):
         _check(names[0], layouts[0], name, layout)
-    counts = _counts(layouts, names)
-    padded = tuple(_padded(layout, counts) for layout in layouts)
-    unsteady = np.any([layout.unsteady for layout in padded], axis=0)
-    sides = np.full(len(padded[0].magic), 4) if len(padded) > 1 else padded[0].magic_side
-    template = padded[0]._replace(unsteady=unsteady, magic_side=sides.astype(np.int32))
+    roles, kinds = _roles(layouts, names), [_kinds(layout) for layout in layouts]
+    most = {
+        thing: np.max([np.bincount(each[thing], minlength=4) for each in kinds], axis=0)
+        for thing in _VALUES
+    }
+    padded = tuple(_padded(layout, most, roles) for layout in layouts)
+    template = padded[0]._replace(unsteady=np.any([one.unsteady for one in padded], axis=0))
+    if len(padded) > 1:
+        template = template._replace(magic_side=np.full(len(template.magic), 4, np.int32))
     starts = jax.tree.map(lambda *x: jnp.stack(x), *(_start(layout) for layout in padded))
     return Family(template, padded, _places(template, padded, starts), starts)
 
 
-def read_place(template: Layout, place: Place) -> Layout:
-    """The layout of a place, its arrays traced where the place is."""
+def read_fields(template: Layout, place: Place) -> dict[str, Array]:
+    """The fields of a place's layout in which it may differ from others."""
     f = packed.decode(place.grid)
-    width = place.grid.shape[1]
-
-    def cells(found: Array, num: int) -> Array:
-        """The first `num` places in reading order; where there are fewer the corner."""
-        flat = jnp.nonzero(found.ravel(), size=num, fill_value=0)[0]
-        return jnp.stack([flat % width, flat // width], axis=-1).astype(jnp.int32)
-
-    def at(field: Array, places: Array) -> Array:
-        return field[places[:, 1], places[:, 0]]
-
-    def of_kinds(kinds: np.ndarray, names: Sequence[str]) -> Array:
-        """The places of things of several kinds, `kinds` of which are sorted."""
-        each = [
-            cells(f.object_type == packed.TYPES[name], int((kinds == number).sum()))
-            for number, name in enumerate(names)
-        ]
-        return jnp.concatenate(each)
-
-    doors = cells(f.object_type == packed.DOOR, len(template.doors))
-    items = of_kinds(template.item_kind, ITEMS)
-    magic = cells(f.magic_wall_state > 0, len(template.magic))
-    there = doors[:, 0] > 0
     is_type = lambda name: f.object_type == packed.TYPES[name]  # noqa: E731
-    return template._replace(
-        wall=is_type("wall"),
-        lava=is_type("lava"),
-        unsteady=is_type("unsteady"),
-        switch=is_type("switch"),
+
+    def cells(*found: tuple[Array, Any]) -> tuple[Array, Array]:
+        """Of each mask the first so many places in reading order, where there are fewer the
+        corner; and which of them are no corner.
+        """
+        flat = [jnp.nonzero(x.ravel(), size=int(n), fill_value=0)[0] for x, n in found]
+        y, x = jnp.divmod(jnp.concatenate(flat), place.grid.shape[1])
+        return jnp.stack([x, y], axis=-1).astype(jnp.int32), x > 0
+
+    def of_kinds(kinds: np.ndarray, names: Sequence[str]) -> tuple[Array, Array]:
+        """The places of things of several kinds, `kinds` of which are sorted."""
+        return cells(*((is_type(name), (kinds == k).sum()) for k, name in enumerate(names)))
+
+    def values(field: Array, places: tuple[Array, Array], missing: int = 0) -> Array:
+        where, there = places
+        return jnp.where(there, field[where[:, 1], where[:, 0]], missing)
+
+    doors = cells((is_type("door"), len(template.doors)))
+    items = of_kinds(template.item_kind, ITEMS)
+    magic = cells((f.magic_wall_state > 0, len(template.magic)))
+    return dict(
+        **{name: is_type(name) for name in ("wall", "lava", "unsteady", "switch")},
         floor=jnp.where(is_type("floor"), f.object_color, maps.NONE).astype(jnp.int8),
-        movable=of_kinds((~template.heavy).astype(int), ("rock", "block")),
-        doors=doors,
-        door_state=jnp.where(there, at(f.object_state, doors) - 1, maps.OPEN),
-        door_color=jnp.where(there, at(f.object_color, doors), 0),
-        items=items,
-        item_color=jnp.where(items[:, 0] > 0, at(f.object_color, items), 0),
-        buttons=of_kinds(template.button_kind, BUTTONS),
-        magic=magic,
-        magic_side=jnp.where(magic[:, 0] > 0, at(f.magic_wall_state, magic) - 1, 0),
+        movable=of_kinds(~template.heavy, ("rock", "block"))[0],
+        doors=doors[0],
+        door_state=values(f.object_state - 1, doors, maps.OPEN),
+        door_color=values(f.object_color, doors),
+        items=items[0],
+        item_color=values(f.object_color, items),
+        buttons=of_kinds(template.button_kind, BUTTONS)[0],
+        magic=magic[0],
+        magic_side=values(f.magic_wall_state - 1, magic),
         goals=place.goals.astype(jnp.int32),
     )
+
+
+def read_place(template: Layout, place: Place) -> Layout:
+    """The layout of a place, its arrays traced where the place is."""
+    return template._replace(**read_fields(template, place))
 
 
 def family_world(
@@ -151,45 +159,39 @@ def family_world(
     chosen = jnp.asarray(numbers, jnp.int32)
     begin = jax.tree.map(lambda x: x[chosen], Situation(family.places, family.starts))
     outcomes = dynamics.make_outcomes(template)
-    num_humans, num_goals = template.goals.shape[:2]
-    features, channels = make_features(family.template, family.places, family.starts)
+    features, channels = make_features(template, family.places, family.starts)
+    fields = jax.jit(lambda place: read_fields(template, place))
+    goals = int(np.prod(template.goals.shape[:2]))
+
+    def read(situation: Situation) -> tuple[Layout, State]:
+        return template._replace(**fields(situation.place)), situation.now
 
     def successors(situation: Situation, joint: Array) -> tuple[Situation, Array, Array]:
-        place, now = situation
-        board = make_board(read_place(template, place))
-        own = {name: getattr(board, name) for name in dynamics.OWN}
-        states, prob = outcomes(own, now, joint)
-        places = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(prob), *x.shape)), place)
+        layout, now = read(situation)
+        states, prob = outcomes(board_arrays(layout), now, joint)
+        again = lambda x: jnp.broadcast_to(x, (len(prob), *x.shape))  # noqa: E731
+        places = jax.tree.map(again, situation.place)
         return Situation(places, states), prob, jnp.bool_(False)
-
-    def achieved(situation: Situation) -> Array:
-        layout = template._replace(goals=situation.place.goals.astype(jnp.int32))
-        return dynamics.achieved(layout, situation.now)
 
     def init(key: Array) -> Situation:
         number = jax.random.randint(key, (), 0, len(chosen))
         return jax.tree.map(lambda x: x[number], begin)
 
-    return World(
-        num_humans=num_humans,
-        num_robots=len(template.robots),
-        num_actions=template.num_actions,
-        num_goals=num_goals,
-        max_successors=dynamics.make_bounds(template).total,
-        num_states=None,
+    views = make_views(template, read)
+    return grid_world(
+        template,
+        read,
+        make_prior(template, read, people, nu_h),
         example_state=jax.tree.map(lambda x: x[0], begin),
         init=init,
         successors=successors,
-        terminal=lambda s: (s.now.time >= template.horizon) & (template.horizon > 0),
-        achieved=achieved,
-        human_policy=_policy(template, people, nu_h),
-        features=lambda s: features(read_place(template, s.place), s.now),
-        index=lambda situation: jnp.int32(0),
-        goal_features=jnp.eye(num_humans * num_goals).reshape(num_humans, num_goals, -1),
-        goal_weight=jnp.asarray(template.goal_weight, jnp.float32),
+        features=lambda situation: features(*read(situation)),
+        goal_features=jnp.eye(goals).reshape(*template.goals.shape[:2], -1),
         channels=channels,
         scatter=lambda key: scatter(template, key, init(jax.random.fold_in(key, 0))),
-        views=_views(template),
+        views=views._replace(
+            blocked=np.zeros(template.wall.shape, bool), walls=lambda s: read(s)[0].wall
+        ),
     )
 
 
@@ -228,39 +230,26 @@ def scatter(template: Layout, key: Array, situation: Situation) -> Situation:
     return situation._replace(now=now)
 
 
-def _policy(template: Layout, people: HumanModel, nu_h: float) -> Callable[[Situation], Array]:
-    """The prior of a situation, with the share `nu_h` of uniform actions."""
-    actions = template.num_actions
-    if people.model == "uniform":
-        even = jnp.full((*template.goals.shape[:2], actions), 1.0 / actions)
-        return lambda situation: even
-
-    def policy(situation: Situation) -> Array:
-        paths = make_paths(read_place(template, situation.place), people.beta)
-        return (1.0 - nu_h) * paths(situation.now) + nu_h / actions
-
-    return policy
-
-
 def _check(first_name: str, first: Layout, name: str, layout: Layout) -> None:
     """Raises ValueError where a map is not of the first one's family."""
 
-    def differ(what: str, own: Any, others: Any) -> None:
-        if own != others:
-            raise ValueError(
-                f"{name} has {what} {own}, {first_name} {others}: maps of one run have the same, "
-                "draw it again or leave it out"
-            )
+    def facts(one: Layout) -> dict[str, Any]:
+        return {
+            "the size": "x".join(map(str, one.wall.shape[::-1])),
+            "humans:": len(one.humans),
+            "robots:": len(one.robots),
+            "goals a human:": one.goals.shape[1],
+            "goal_weight": np.round(one.goal_weight, 6).tolist(),
+            **{field: getattr(one, field) for field in _SHARED},
+        }
 
-    rows, columns = layout.wall.shape
-    differ("the size", f"{columns}x{rows}", "x".join(map(str, first.wall.shape[::-1])))
-    differ("humans:", len(layout.humans), len(first.humans))
-    differ("robots:", len(layout.robots), len(first.robots))
-    differ("goals a human:", layout.goals.shape[1], first.goals.shape[1])
-    rounded = lambda one: np.round(one.goal_weight, 6).tolist()  # noqa: E731
-    differ("goal_weight", rounded(layout), rounded(first))
-    for field in _SHARED:
-        differ(field, getattr(layout, field), getattr(first, field))
+    others = facts(first)
+    for what, own in facts(layout).items():
+        if own != others[what]:
+            raise ValueError(
+                f"{name} has {what} {own}, {first_name} {others[what]}: maps of one run have the "
+                "same, draw it again or leave it out"
+            )
     if (layout.item_box != maps.NONE).any():
         raise ValueError(
             f"{name} has a box that holds something, which no compressed grid shows: draw what it "
@@ -268,124 +257,70 @@ def _check(first_name: str, first: Layout, name: str, layout: Layout) -> None:
         )
 
 
-class _Counts(NamedTuple):
-    """How many of each kind there are in the map that has most, and what buttons do."""
-
-    rocks: int
-    blocks: int
-    doors: int
-    items: tuple[int, ...]
-    buttons: tuple[int, ...]
-    magic: int
-    roles: dict[int, tuple[int, int]]
-
-
-def _counts(layouts: Sequence[Layout], names: Sequence[str]) -> _Counts:
-    most = lambda each: max(int(each(one)) for one in layouts)  # noqa: E731
-    roles: dict[int, tuple[int, int]] = {}
+def _roles(layouts: Sequence[Layout], names: Sequence[str]) -> dict[int, list[int]]:
+    """The trigger and the target of each kind of button."""
+    roles: dict[int, list[int]] = {}
     for name, one in zip(names, layouts, strict=True):
         for kind, *role in zip(one.button_kind, one.button_trigger, one.button_target, strict=True):
-            if roles.setdefault(int(kind), tuple(map(int, role))) != tuple(map(int, role)):
+            if roles.setdefault(int(kind), role) != role:
                 raise ValueError(
                     f"{name} has a {BUTTONS[kind]} with another trigger or target than other maps: "
                     "in one run all of a kind do the same"
                 )
-    return _Counts(
-        rocks=most(lambda one: one.heavy.sum()),
-        blocks=most(lambda one: (~one.heavy).sum()),
-        doors=most(lambda one: len(one.doors)),
-        items=tuple(
-            most(lambda one, k=kind: (one.item_kind == k).sum()) for kind in range(len(ITEMS))
-        ),
-        buttons=tuple(
-            most(lambda one, k=kind: (one.button_kind == k).sum()) for kind in range(len(BUTTONS))
-        ),
-        magic=most(lambda one: len(one.magic)),
-        roles=roles,
-    )
+    return roles
 
 
-def _sorted(places: np.ndarray, num: int, *values: np.ndarray) -> list[np.ndarray]:
-    """Places in reading order with their values, the missing ones in the corner with values 0."""
-    order = np.lexsort((places[:, 0], places[:, 1]))
-    missing = num - len(places)
-    padded = [np.concatenate([places[order], np.zeros((missing, 2), places.dtype)])]
-    return padded + [np.concatenate([v[order], np.zeros(missing, v.dtype)]) for v in values]
+def _kinds(layout: Layout) -> dict[str, np.ndarray]:
+    """The kind of every thing."""
+    return {
+        "movable": (~layout.heavy).astype(int),
+        "doors": np.zeros(len(layout.doors), int),
+        "items": layout.item_kind,
+        "buttons": layout.button_kind,
+        "magic": np.zeros(len(layout.magic), int),
+    }
 
 
-def _by_kind(
-    places: np.ndarray, kinds: np.ndarray, counts: Sequence[int], *values: np.ndarray
-) -> list[np.ndarray]:
-    """`_sorted` kind after kind; the kinds come second."""
-    parts = []
-    for kind, num in enumerate(counts):
-        own = kinds == kind
-        place, *rest = _sorted(places[own], num, *(v[own] for v in values))
-        parts.append([place, np.full(num, kind, np.int32), *rest])
-    return [np.concatenate(part) for part in zip(*parts, strict=True)]
-
-
-def _padded(layout: Layout, counts: _Counts) -> Layout:
-    """The map with agents humans first, and everything else sorted and padded."""
+def _padded(layout: Layout, most: dict[str, np.ndarray], roles: dict[int, list[int]]) -> Layout:
+    """The map with humans first, and everything else by kind, in reading order, and padded.
+    Missing things are the last of their kind and have values 0.
+    """
     agents = np.concatenate([layout.humans, layout.robots])
-    movable, light = _by_kind(
-        layout.movable, (~layout.heavy).astype(np.int32), (counts.rocks, counts.blocks)
-    )
-    doors, state, color = _sorted(layout.doors, counts.doors, layout.door_state, layout.door_color)
-    items, item_kind, item_color = _by_kind(
-        layout.items, layout.item_kind, counts.items, layout.item_color
-    )
-    buttons, button_kind = _by_kind(layout.buttons, layout.button_kind, counts.buttons)
-    magic, side = _sorted(layout.magic, counts.magic, layout.magic_side)
-    role = np.array([counts.roles[int(kind)] for kind in button_kind], np.int32).reshape(-1, 2)
+    kinds, fields = _kinds(layout), {}
+    for thing, values in _VALUES.items():
+        number = len(kinds[thing])
+        missing = np.repeat(np.arange(4), most[thing] - np.bincount(kinds[thing], minlength=4))
+        kind = np.concatenate([kinds[thing], missing]).astype(np.int32)
+        x, y = np.pad(getattr(layout, thing), ((0, len(missing)), (0, 0))).T
+        order = np.lexsort((x, y, np.arange(len(kind)) >= number, kind))
+        kinds[thing], fields[thing] = kind[order], np.stack([x, y], axis=-1)[order]
+        for name in values:
+            fields[name] = np.pad(getattr(layout, name), (0, len(missing)))[order]
+    role = np.array([roles[kind] for kind in kinds["buttons"]], np.int32).reshape(-1, 2)
     return layout._replace(
         agents=layout.agents[agents],
         is_human=layout.is_human[agents],
-        movable=movable,
-        heavy=light == 0,
-        doors=doors,
-        door_state=state,
-        door_color=color,
-        items=items,
-        item_kind=item_kind,
-        item_color=item_color,
-        item_box=np.full(len(items), maps.NONE, np.int32),
-        buttons=buttons,
-        button_kind=button_kind,
+        **fields,
+        heavy=kinds["movable"] == 0,
+        item_kind=kinds["items"],
+        item_box=np.full(len(kinds["items"]), maps.NONE, np.int32),
+        button_kind=kinds["buttons"],
         button_trigger=role[:, 0],
         button_target=role[:, 1],
-        magic=magic,
-        magic_side=side,
     )
 
 
 def _start(layout: Layout) -> State:
     """Where an episode starts, missing items gone."""
-    start = jax.tree.map(np.asarray, initial_state(layout))
+    start = initial_state(layout)
     gone = (layout.items == 0).all(axis=1, keepdims=True)
-    items = np.where(gone, np.array([GONE, 0], np.int8), start.items)
-    return start._replace(items=items.astype(np.int8))
-
-
-# What of a layout a place holds.
-_DRAWN = (
-    "wall",
-    "lava",
-    "unsteady",
-    "switch",
-    "floor",
-    "doors",
-    "door_color",
-    "item_color",
-    "buttons",
-    "magic",
-    "magic_side",
-)
+    return start._replace(items=jnp.where(gone, jnp.array([GONE, 0], jnp.int8), start.items))
 
 
 def _places(template: Layout, layouts: Sequence[Layout], starts: State) -> Place:
     """`[L, ...]`."""
-    drawn = {name: np.stack([getattr(one, name) for one in layouts]) for name in _DRAWN}
+    drawn = "wall lava unsteady switch floor doors door_color item_color buttons magic magic_side"
+    own = {name: np.stack([getattr(one, name) for one in layouts]) for name in drawn.split()}
     nobody = jnp.full(template.wall.shape, packed.NOBODY, jnp.int32)
 
     def grid(own: dict[str, Array], start: State) -> Array:
@@ -393,29 +328,4 @@ def _places(template: Layout, layouts: Sequence[Layout], starts: State) -> Place
         return packed.encode(fields._replace(agent_color=nobody))
 
     goals = np.stack([one.goals for one in layouts])
-    return Place(jax.jit(jax.vmap(grid))(drawn, starts), jnp.asarray(goals, jnp.int8))
-
-
-# What a text shows of a layout; the rest of it is the template's.
-_SHOWN = ("wall", "lava", "unsteady", "switch", "floor", "doors", "buttons", "magic", "goals")
-
-
-def _views(template: Layout) -> Views:
-    """Pictures and text of a family's situations, each drawn by its own map."""
-    num_humans, read = len(template.humans), functools.partial(read_place, template)
-    shown = jax.jit(lambda place: {name: getattr(read(place), name) for name in _SHOWN})
-
-    def text(situation: Situation, goals: Any = None) -> str:
-        own = {name: np.asarray(x) for name, x in shown(situation.place).items()}
-        return make_text(template._replace(**own))(situation.now, goals)
-
-    return Views(
-        render=lambda s, goals=None: make_render(read(s.place))(s.now, goals),
-        positions=lambda situation: situation.now.agents[:num_humans, :2],
-        size=template.wall.shape[::-1],
-        blocked=np.zeros(template.wall.shape, bool),
-        text=text,
-        actions=ACTIONS[: template.num_actions],
-        robots=lambda situation: situation.now.agents[num_humans:, :2],
-        walls=lambda situation: read(situation.place).wall,
-    )
+    return Place(jax.jit(jax.vmap(grid))(own, starts), jnp.asarray(goals, jnp.int8))

@@ -95,6 +95,10 @@ class Layout(NamedTuple):
         )
 
 
+# A map, with the parameters and the humans that its file gives.
+Described = tuple[Layout, PowerParams | None, HumanModel | None]
+
+
 def parse_map(
     text: str,
     *,
@@ -126,15 +130,18 @@ def parse_map(
             things[symbols[symbol]["type"]].append((x, y, symbols[symbol]))
     agents, is_human = _agents(cells)
     chances = {"stumble": stumble, "magic_entry": magic_entry, "magic_solidify": magic_solidify}
-    where = {kind: _mask(cells.shape, found) for kind, found in things.items()}
-    _check_numbers(horizon, chances, magic_users, where["wall"])
+    masks = {kind: np.zeros(cells.shape, bool) for kind in ("wall", "lava", "unsteady", "switch")}
+    for kind, mask in masks.items():
+        for x, y, _ in things[kind]:
+            mask[y, x] = True
+    _check_numbers(horizon, chances, magic_users, masks["wall"])
     rectangles, weight = _goals(goals, goal_weight, int(is_human.sum()), cells.shape)
     floor = np.full(cells.shape, NONE, np.int8)
     for x, y, spec in things["floor"]:
         floor[y, x] = COLORS.index(spec["color"])
     rocks, blocks = things["rock"], things["block"]
     layout = Layout(
-        **{kind: where[kind] for kind in ("wall", "lava", "unsteady", "switch")},
+        **masks,
         floor=floor,
         agents=agents,
         is_human=is_human,
@@ -147,10 +154,10 @@ def parse_map(
         magic_side=_numbers(things["magic_wall"], "side", objects.SIDES),
         goals=rectangles,
         goal_weight=weight,
-        horizon=int(horizon),
-        drop=bool(drop),
+        horizon=horizon,
+        **chances,
         magic_users=magic_users,
-        **{name: float(value) for name, value in chances.items()},
+        drop=drop,
     )
     _check_reach(layout)
     return layout
@@ -161,7 +168,7 @@ def load_map(name: str) -> Layout:
     return load_world(name)[0]
 
 
-def load_world(name: str) -> tuple[Layout, PowerParams | None, HumanModel | None]:
+def load_world(name: str) -> Described:
     """A map that comes with the package, or a YAML file by its path.
     The file has the fields map, goals and horizon, and may have the other ones of `parse_map`; and
     `power`, parameters of the equations (those it leaves out are the theory's defaults), and
@@ -174,16 +181,19 @@ def load_world(name: str) -> tuple[Layout, PowerParams | None, HumanModel | None
     folder = importlib.resources.files("mbx.empo.multigrid") / "maps"
     known = sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name[-5:] == ".yaml")
     if name in known:
-        return _one(name, _documents(name, (folder / f"{name}.yaml").read_text()))
-    if not name.endswith(".yaml"):
+        documents = _documents(name, (folder / f"{name}.yaml").read_text())
+    elif name.endswith(".yaml"):
+        documents = _documents(name, _text(name))
+    else:
         raise ValueError(f"map {name!r} is unknown: choose one of {known}, or give a .yaml file")
-    return _one(name, _documents(name, _text(name)))
+    if len(documents) > 1:
+        raise ValueError(f"map {name!r} has {len(documents)} maps: for many, name it empo:maps/…")
+    return _world(name, documents[0])
 
 
-def read_worlds(path: str) -> list[tuple[Layout, PowerParams | None, HumanModel | None]]:
+def read_worlds(path: str) -> list[Described]:
     """The maps of a YAML file, one or several with a line `---` between them; see `load_world`."""
-    documents = [fields for fields in _documents(path, _text(path)) if fields is not None]
-    return [_world(path, fields) for fields in documents or [None]]
+    return [_world(path, fields) for fields in _documents(path, _text(path))]
 
 
 def _text(path: str) -> str:
@@ -196,22 +206,17 @@ def _text(path: str) -> str:
 
 
 def _documents(name: str, text: str) -> list[Any]:
+    """The fields of each map in a file; [None] where there is none."""
     import yaml
 
     try:
-        return list(yaml.safe_load_all(text))
+        return [fields for fields in yaml.safe_load_all(text) if fields is not None] or [None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(f"map {name!r} is no YAML: {reason}") from error
 
 
-def _one(name: str, documents: list[Any]) -> tuple[Layout, PowerParams | None, HumanModel | None]:
-    if len(documents) > 1:
-        raise ValueError(f"map {name!r} has {len(documents)} maps: for many, name it empo:maps/…")
-    return _world(name, documents[0] if documents else None)
-
-
-def _world(name: str, fields: Any) -> tuple[Layout, PowerParams | None, HumanModel | None]:
+def _world(name: str, fields: Any) -> Described:
     """The map that a file's fields describe."""
     options = {*inspect.signature(parse_map).parameters, "power", "humans"} - {"text", *_WANTED}
     if not isinstance(fields, dict) or not set(_WANTED) <= fields.keys() <= {*_WANTED, *options}:
@@ -220,8 +225,8 @@ def _world(name: str, fields: Any) -> tuple[Layout, PowerParams | None, HumanMod
             "no others"
         )
     try:
-        params = _section(name, "power", PowerParams, fields.pop("power", None))
-        humans = _section(name, "humans", HumanModel, fields.pop("humans", None))
+        params = _section("power", PowerParams, fields.pop("power", None))
+        humans = _section("humans", HumanModel, fields.pop("humans", None))
         if params is not None:
             check_params(params)
         return parse_map(fields.pop("map"), **fields), params, humans
@@ -232,17 +237,15 @@ def _world(name: str, fields: Any) -> tuple[Layout, PowerParams | None, HumanMod
         raise ValueError(f"map {name!r}: a field is not of its kind ({reason})") from error
 
 
-def _section(name: str, section: str, kind: Any, values: Any) -> Any:
+def _section(section: str, kind: Any, values: Any) -> Any:
     """A section of a map's file as its type; None where there is none."""
     if values is None:
         return None
-    known = tuple(inspect.signature(kind).parameters)
-    if not isinstance(values, dict) or not set(values) <= set(known):
-        raise ValueError(f"{section}={values!r}, choose among {known}")
+    defaults = {name: field.default for name, field in inspect.signature(kind).parameters.items()}
+    if not isinstance(values, dict) or not set(values) <= set(defaults):
+        raise ValueError(f"{section}={values!r}, choose among {tuple(defaults)}")
     for field, value in values.items():
-        if isinstance(value, str) != isinstance(
-            inspect.signature(kind).parameters[field].default, str
-        ):
+        if isinstance(value, str) != isinstance(defaults[field], str):
             raise ValueError(f"{section}.{field}={value!r} has the wrong type")
     return kind(**values)
 
@@ -250,29 +253,20 @@ def _section(name: str, section: str, kind: Any, values: Any) -> Any:
 def reachable(layout: Layout, agent: int) -> np.ndarray:
     """`[height, width]` bool: where an agent might get if everything that can move or open did."""
     closed = layout.wall | layout.lava
-    for x, y in layout.buttons:
-        closed[y, x] = True
-    if not layout.may_enter_magic[agent] or layout.magic_entry == 0.0:
-        for x, y in layout.magic:
-            closed[y, x] = True
     keys = layout.item_color[layout.item_kind == ITEMS.index("key")]
-    for (x, y), state, color in zip(
-        layout.doors, layout.door_state, layout.door_color, strict=True
-    ):
-        closed[y, x] |= state == LOCKED and color not in keys
+    locked = (layout.door_state == LOCKED) & ~np.isin(layout.door_color, keys)
+    enters = layout.may_enter_magic[agent] and layout.magic_entry > 0.0
+    magic = layout.magic[: 0 if enters else None]
+    x, y = np.concatenate([layout.buttons, magic, layout.doors[locked]]).T
+    closed[y, x] = True
     x, y, _ = layout.agents[agent]
-    found = np.zeros_like(closed)
-    found[y, x] = True
-    while True:
-        near = found.copy()
-        near[1:] |= found[:-1]
-        near[:-1] |= found[1:]
-        near[:, 1:] |= found[:, :-1]
-        near[:, :-1] |= found[:, 1:]
-        near &= ~closed
-        if (near == found).all():
-            return found
-        found = near
+    found, grown = np.zeros_like(closed), np.zeros_like(closed)
+    grown[y, x] = True
+    while (grown != found).any():
+        found = grown
+        steps = [np.roll(found, by, axis) for by in (1, -1) for axis in (0, 1)]  # walls all around
+        grown = (found | np.any(steps, axis=0)) & ~closed
+    return found
 
 
 def _cells(rows: list[str], symbols: str) -> np.ndarray:
@@ -291,13 +285,6 @@ def _cells(rows: list[str], symbols: str) -> np.ndarray:
                     f"of {symbols!r} or explain it in the legend"
                 )
     return np.array([list(row) for row in rows])
-
-
-def _mask(shape: tuple[int, ...], found: list) -> np.ndarray:
-    mask = np.zeros(shape, bool)
-    for x, y, _ in found:
-        mask[y, x] = True
-    return mask
 
 
 def _places(found: list) -> np.ndarray:

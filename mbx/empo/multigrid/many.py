@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,7 +70,6 @@ def choose(source: str, choice: Choice) -> tuple[Family, PowerParams | None, Hum
         made = generate(source, choice.maps + choice.held_out, seed=choice.seed)
         return make_family(made), None, None
     read = _read(source)
-    names = [name for name, *_ in read]
     if len(read) <= choice.held_out:
         raise ValueError(
             f"{source} has {len(read)} maps, of which env.held_out={choice.held_out} are for "
@@ -82,27 +80,24 @@ def choose(source: str, choice: Choice) -> tuple[Family, PowerParams | None, Hum
             f"env.map_seed={choice.seed} has no effect: {source} has {len(read)} maps, all of "
             "which are trained on; hold some out (env.held_out), or leave it 0"
         )
-    for name, _, *given in read:
-        if given != list(read[0][2:]):
+    names, layouts, params, humans = zip(*read, strict=True)
+    for name, *given in zip(names, params, humans, strict=True):
+        if given != [params[0], humans[0]]:
             raise ValueError(
                 f"{name} says other things of power or humans than {names[0]}: one run has one "
                 "robot, give all the same"
             )
     order = np.random.default_rng(choice.seed).permutation(len(read))
     order = order[: choice.held_out + choice.maps]
-    family = make_family([read[i][1] for i in order], [names[i] for i in order])
-    return family, read[0][2], read[0][3]
+    family = make_family([layouts[i] for i in order], [names[i] for i in order])
+    return family, params[0], humans[0]
 
 
-def _read(path: str) -> Sequence[tuple[str, Layout, PowerParams | None, HumanModel | None]]:
+def _read(path: str) -> list[tuple[str, Layout, PowerParams | None, HumanModel | None]]:
     """Every map with its name, in the order of names."""
     if not os.path.isdir(path):
         return [(f"{path}, map {n + 1}", *found) for n, found in enumerate(read_worlds(path))]
-    files = sorted(name for name in os.listdir(path) if name.endswith(".yaml"))
+    files = sorted(os.path.join(path, name) for name in os.listdir(path) if name[-5:] == ".yaml")
     if not files:
         raise ValueError(f"{path} holds no .yaml file: give a folder of maps")
-    result = []
-    for name in files:
-        whole = os.path.join(path, name)
-        result += [(whole, *found) for found in read_worlds(whole)]
-    return result
+    return [(file, *found) for file in files for found in read_worlds(file)]

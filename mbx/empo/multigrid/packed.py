@@ -10,10 +10,11 @@ are `[..., H, W]` arrays; source: docs/sources.md#empo.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mbx.empo.multigrid import objects
 from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout
@@ -82,42 +83,35 @@ def grid_fields(layout: Layout, state: State) -> Fields:
     """
     height, width = layout.wall.shape
     cells = jnp.arange(height * width).reshape(height, width)
+
+    def lay(field: Array, places: Any, values: Any) -> Array:
+        """The field with a value at every place; nowhere at 0, since the border is wall."""
+        for place, value in zip(jnp.asarray(places, jnp.int32), values, strict=True):
+            here = (cells == place[1] * width + place[0]) & (place[0] > 0)
+            field = jnp.where(here, value, field)
+        return field
+
     kind = jnp.full((height, width), NOTHING, jnp.int32)
-    for name, mask in (
-        ("floor", layout.floor >= 0),
-        ("switch", layout.switch),
-        ("unsteady", layout.unsteady),
-        ("lava", layout.lava),
-        ("wall", layout.wall),
-    ):
-        kind = jnp.where(mask, TYPES[name], kind)
-    color = jnp.maximum(jnp.asarray(layout.floor, jnp.int32), 0)
-    door = jnp.zeros((height, width), jnp.int32)
-    agent, magic = jnp.full((height, width), NOBODY, jnp.int32), jnp.zeros_like(door)
-
-    def at(place: Array) -> Array:
-        return (cells == place[1] * width + place[0]) & (place[0] > 0)  # the border is wall
-
-    for number, place in enumerate(jnp.asarray(layout.doors)):
-        kind = jnp.where(at(place), DOOR, kind)
-        color = jnp.where(at(place), jnp.asarray(layout.door_color)[number], color)
-        door = jnp.where(at(place), state.doors[number] + 1, door)
-    for number, place in enumerate(jnp.asarray(layout.buttons)):
-        kind = jnp.where(at(place), TYPES[BUTTONS[layout.button_kind[number]]], kind)
-    for number, place in enumerate(jnp.asarray(layout.magic)):
-        side = jnp.where(state.solid[number] > 0, 6, jnp.asarray(layout.magic_side)[number] + 1)
-        magic = jnp.where(at(place), side, magic)
-    for number, heavy in enumerate(layout.heavy):
-        here = at(state.movable[number].astype(jnp.int32))
-        kind = jnp.where(here, TYPES["rock" if heavy else "block"], kind)
-    for number, item in enumerate(layout.item_kind):
-        here = at(state.items[number].astype(jnp.int32))
-        kind = jnp.where(here, TYPES[ITEMS[item]], kind)
-        color = jnp.where(here, jnp.asarray(layout.item_color)[number], color)
-    for number, human in enumerate(layout.is_human):
-        here = at(state.agents[number].astype(jnp.int32))
-        agent = jnp.where(here, COLORS_OF["yellow" if human else "grey"], agent)
-    return Fields(kind, color, door, agent, magic, jnp.zeros_like(door))
+    kind = jnp.where(layout.floor >= 0, TYPES["floor"], kind)
+    for name in ("switch", "unsteady", "lava", "wall"):
+        kind = jnp.where(getattr(layout, name), TYPES[name], kind)
+    kind = lay(kind, layout.doors, [DOOR] * len(layout.doors))
+    kind = lay(kind, layout.buttons, [TYPES[BUTTONS[number]] for number in layout.button_kind])
+    kind = lay(kind, state.movable, np.where(layout.heavy, TYPES["rock"], TYPES["block"]).tolist())
+    kind = lay(kind, state.items, [TYPES[ITEMS[number]] for number in layout.item_kind])
+    color = lay(jnp.maximum(jnp.int32(layout.floor), 0), layout.doors, layout.door_color)
+    color = lay(color, state.items, layout.item_color)
+    nothing = jnp.zeros((height, width), jnp.int32)
+    people = np.where(layout.is_human, COLORS_OF["yellow"], COLORS_OF["grey"]).tolist()
+    sides = jnp.where(state.solid > 0, 6, jnp.asarray(layout.magic_side) + 1)
+    return Fields(
+        object_type=kind,
+        object_color=color,
+        object_state=lay(nothing, layout.doors, state.doors + 1),
+        agent_color=lay(nothing + NOBODY, state.agents, people),
+        magic_wall_state=lay(nothing, layout.magic, sides),
+        other_category=nothing,
+    )
 
 
 def check_fields(fields: Fields, *, version: int = 2) -> None:
@@ -146,22 +140,16 @@ def channels(packed: Array, *, version: int = 2) -> Array:
         return jax.nn.one_hot(values - first, num, axis=-3)
 
     colors = one_hot(f.object_color, 0, COLORS)
-    door = jnp.asarray([0.0, 0.33, 0.67, 1.0], jnp.float32)[f.object_state] * (
-        f.object_type == DOOR
+    door = jnp.asarray([0.0, 0.33, 0.67, 1.0], jnp.float32)[f.object_state]
+    parts = (
+        one_hot(f.object_type, 0, PLAIN_TYPES),
+        colors * jnp.expand_dims(door * (f.object_type == DOOR), -3),
+        colors * jnp.expand_dims(f.object_type == KEY, -3),
+        jnp.expand_dims(jnp.where(f.magic_wall_state <= 6, f.magic_wall_state, 0), -3),
+        one_hot(f.other_category, 1, 3),
+        one_hot(f.agent_color, 0, COLORS),
     )
-    key = (f.object_type == KEY).astype(jnp.float32)
-    magic = jnp.where(f.magic_wall_state <= 6, f.magic_wall_state, 0).astype(jnp.float32)
-    return jnp.concatenate(
-        [
-            one_hot(f.object_type, 0, PLAIN_TYPES),
-            colors * jnp.expand_dims(door, -3),
-            colors * jnp.expand_dims(key, -3),
-            jnp.expand_dims(magic, -3),
-            one_hot(f.other_category, 1, 3),
-            one_hot(f.agent_color, 0, COLORS),
-        ],
-        axis=-3,
-    )
+    return jnp.concatenate([part.astype(jnp.float32) for part in parts], axis=-3)
 
 
 def _check_version(version: int) -> None:

@@ -16,7 +16,7 @@ Axes: H humans, G goals, C what is carried (0: no key), D directions, Y rows, X 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,15 +40,20 @@ class Ways(NamedTuple):
 
 def make_paths(layout: Layout, beta: float) -> Callable[[State], Array]:
     """`human_policy(state) -> [H, G, A]` of shortest ways; beta: inverse temperature."""
-    lengths, policy = make_lengths(layout), _make_policy(layout, beta)
-    return lambda state: policy(state, *lengths(state))
+    lengths = make_lengths(layout)
+
+    def policy(state: State) -> Array:
+        each = zip(layout.humans, *lengths(state), strict=True)
+        left = [_ways_left(layout, state, int(human), v, ways) for human, v, ways in each]
+        return jax.nn.softmax(-beta * jnp.stack(left), axis=-1)
+
+    return policy
 
 
 def make_lengths(layout: Layout) -> Callable[[State], tuple[Array, list[Ways]]]:
     """`lengths(state) -> ([H, G, C, D, Y, X], ways of each human)`: actions to each goal."""
-    inside = goal_cells(layout)
+    inside, most = goal_cells(layout), longest(layout)
     num_hands = 1 + int((layout.item_kind == _KEY).sum())
-    most = longest(layout)
 
     def search(ways: Ways, goal: Array) -> Array:
         def sweep(v: Array) -> Array:
@@ -68,8 +73,7 @@ def make_lengths(layout: Layout) -> Callable[[State], tuple[Array, list[Ways]]]:
     def lengths(state: State) -> tuple[Array, list[Ways]]:
         each = [_ways(layout, state, int(human)) for human in layout.humans]
         every = jax.tree.map(lambda *x: jnp.stack(x), *each)
-        of_human = jax.vmap(search, in_axes=(None, 0))
-        return jax.vmap(of_human)(every, inside), each
+        return jax.vmap(jax.vmap(search, in_axes=(None, 0)))(every, inside), each
 
     return lengths
 
@@ -90,147 +94,108 @@ def _ahead(cells: Array, direction: int) -> Array:
     return jnp.roll(cells, (-dy, -dx), axis=(-2, -1))
 
 
-def _on(layout: Layout, places: Array, there: Array) -> Array:
+def _on(layout: Layout, places: Any, there: Any = True) -> Array:
     """`[Y, X]` bool: cells (x, y) of `places` `[n, 2]` that are `there` `[n]`."""
     rows, columns = layout.wall.shape
-    index = jnp.where(
-        there, places[:, 1].astype(jnp.int32) * columns + places[:, 0], rows * columns
-    )
+    cell = places[:, 1].astype(jnp.int32) * columns + places[:, 0]
+    index = jnp.where(there, cell, rows * columns)
     return jnp.zeros(rows * columns, bool).at[index].set(True, mode="drop").reshape(rows, columns)
 
 
 def _ways(layout: Layout, state: State, human: int) -> Ways:
     """What it takes a human to enter cells and to take keys, in a state."""
-    never = jnp.inf
-    closed = jnp.asarray(layout.wall | layout.lava)
-    if len(layout.buttons):
-        closed |= _on(layout, jnp.asarray(layout.buttons), jnp.ones(len(layout.buttons), bool))
-    cost = jnp.where(closed, never, 1.0)
-    key_items = np.flatnonzero(layout.item_kind == _KEY)
-    cost = jnp.broadcast_to(cost, (1 + len(key_items), 4, *layout.wall.shape))
-    doors = jnp.asarray(layout.doors)
-    if len(layout.doors):
-        cost += _on(layout, doors, state.doors == maps.CLOSED)[None, None]
-        for hand in range(1 + len(key_items)):
-            color = layout.item_color[key_items[hand - 1]] if hand else maps.NONE
-            fits = jnp.asarray(layout.door_color == color)
-            locked = state.doors == maps.LOCKED
-            opened = jnp.where(_on(layout, doors, locked & fits), 1.0, 0.0)
-            opened = jnp.where(_on(layout, doors, locked & ~fits), never, opened)
-            cost = cost.at[hand].add(opened[None])
-    take = jnp.full((1 + len(key_items), *layout.wall.shape), never)
-    if len(layout.items):
-        cost, take = _with_items(layout, state, cost, take, key_items)
-    return Ways(cost + (_magic(layout, state, human) + _pushed(layout, state))[None], take)
-
-
-def _with_items(
-    layout: Layout, state: State, cost: Array, take: Array, key_items: np.ndarray
-) -> tuple[Array, Array]:
-    """Items are in the way until they are taken or opened; keys can be taken."""
-    for item in range(len(layout.items)):
+    keys = np.flatnonzero(layout.item_kind == _KEY)
+    closed = layout.wall | layout.lava | _on(layout, layout.buttons)
+    cost = jnp.where(closed, jnp.inf, 1.0) + _on(layout, layout.doors, state.doors == maps.CLOSED)
+    locked, every = state.doors == maps.LOCKED, []
+    for color in (maps.NONE, *(layout.item_color[key] for key in keys)):
+        fits = jnp.asarray(layout.door_color == color)
+        opened = jnp.where(_on(layout, layout.doors, locked & fits), 1.0, 0.0)
+        refused = _on(layout, layout.doors, locked & ~fits)
+        every.append(cost + jnp.where(refused, jnp.inf, opened))
+    cost = jnp.broadcast_to(jnp.stack(every)[:, None], (len(every), 4, *layout.wall.shape))
+    take = jnp.full((len(every), *layout.wall.shape), jnp.inf)
+    for item in range(len(layout.items)):  # in the way until they are taken or opened
         here = _on(layout, state.items[item : item + 1], state.items[item, :1] >= 0)
         full = 0.0 if layout.item_kind[item] == _BOX else 1.0  # hands that hold a key drop it first
-        extra = jnp.where(jnp.arange(len(cost)) == 0, 1.0, 1.0 + full)
-        own = np.flatnonzero(key_items == item) + 1
-        inside = np.flatnonzero(layout.item_box[key_items] == item) + 1
+        extra = jnp.where(jnp.arange(len(every)) == 0, 1.0, 1.0 + full)
+        own = np.flatnonzero(keys == item) + 1
+        inside = np.flatnonzero(layout.item_box[keys] == item) + 1
         # Who holds a key has taken it from there, out of the box if it was in one.
         extra = extra.at[np.concatenate([own, inside])].set(0.0)
-        cost += jnp.where(here[None, None], extra[:, None, None, None], 0.0)
+        cost += jnp.where(here, extra[:, None, None, None], 0.0)
         for hand in own:
             box = max(int(layout.item_box[item]), 0)
             boxed = _on(layout, state.items[box : box + 1], state.items[item, :1] == INSIDE)
-            steps = jnp.where(here, 1.0, jnp.where(boxed, 2.0, jnp.inf))
-            take = take.at[hand].set(steps)
-    return cost, take
+            take = take.at[hand].set(jnp.where(here, 1.0, jnp.where(boxed, 2.0, jnp.inf)))
+    return Ways(cost + (_magic(layout, state, human) + _pushed(layout, state)), take)
 
 
 def _magic(layout: Layout, state: State, human: int) -> Array:
     """Tries beyond the first to get through magic walls, `[D, Y, X]`."""
     extra = jnp.zeros((4, *layout.wall.shape))
+    asks = bool(layout.may_enter_magic[human]) and layout.magic_entry > 0.0
+    tries = 1.0 / layout.magic_entry - 1.0 if asks else np.inf
     for number in range(len(layout.magic)):
-        here = _on(layout, jnp.asarray(layout.magic)[number : number + 1], jnp.ones(1, bool))
+        here = _on(layout, layout.magic[number : number + 1])
         side = jnp.asarray(layout.magic_side)[number]
         right_side = (side == 4) | (jnp.arange(4) == (side + 2) % 4)
-        asks = bool(layout.may_enter_magic[human]) and layout.magic_entry > 0.0
-        tries = 1.0 / layout.magic_entry - 1.0 if asks else np.inf
         each = jnp.where(right_side & (state.solid[number] == 0), tries, jnp.inf)
-        extra += jnp.where(here[None], each[:, None, None], 0.0)
+        extra += jnp.where(here, each[:, None, None], 0.0)
     return extra
 
 
 def _pushed(layout: Layout, state: State) -> Array:
     """Rocks, and blocks that have no room beyond, wait for help: `[D, Y, X]`."""
-    extra = jnp.zeros((4, *layout.wall.shape))
     if not len(layout.movable):
-        return extra
-    every = jnp.ones(len(layout.movable), bool)
-    heavy = _on(layout, state.movable, jnp.asarray(layout.heavy))
-    light = _on(layout, state.movable, ~jnp.asarray(layout.heavy))
-    taken = jnp.asarray(layout.wall | layout.lava) | _on(layout, state.movable, every)
-    if len(layout.doors):
-        taken |= _on(layout, jnp.asarray(layout.doors), state.doors != maps.OPEN)
-    if len(layout.items):
-        taken |= _on(layout, state.items, state.items[:, 0] >= 0)
-    for places in (layout.buttons, layout.magic):
-        if len(places):
-            taken |= _on(layout, jnp.asarray(places), jnp.ones(len(places), bool))
+        return jnp.zeros((4, *layout.wall.shape))
+    taken = layout.wall | layout.lava | _on(layout, state.movable)
+    taken |= _on(layout, layout.doors, state.doors != maps.OPEN)
+    taken |= _on(layout, state.items, state.items[:, 0] >= 0)
+    taken |= _on(layout, layout.buttons) | _on(layout, layout.magic)
     stuck = jnp.stack([_ahead(taken, d) for d in range(4)])
-    return jnp.where(heavy[None] | (light[None] & stuck), help_steps(layout), extra)
+    heavy, light = (_on(layout, state.movable, kind) for kind in (layout.heavy, ~layout.heavy))
+    return jnp.where(heavy | (light & stuck), help_steps(layout), 0.0)
 
 
-def _make_policy(layout: Layout, beta: float) -> Callable[[State, Array, list[Ways]], Array]:
-    """`policy(state, lengths, ways) -> [H, G, A]` from the ways left after each action."""
+def _ways_left(layout: Layout, state: State, human: int, v: Array, ways: Ways) -> Array:
+    """`[G, A]`: the way that is left after each action, by the lengths `v` `[G, C, D, Y, X]`."""
     most = longest(layout)
+    x, y, d = (state.agents[human, c].astype(jnp.int32) for c in range(3))
+    dx, dy = jnp.asarray(DIRECTIONS)[d]
 
-    def of_human(state: State, number: int, v: Array, ways: Ways) -> Array:
-        human = int(layout.humans[number])
-        x, y, d = (state.agents[human, c].astype(jnp.int32) for c in range(3))
-        held = (state.items[:, 0] == CARRIED) & (state.items[:, 1] == human)
-        key_items = np.flatnonzero(layout.item_kind == _KEY)
-        numbers = jnp.arange(1, 1 + len(key_items), dtype=jnp.int32)
-        hand = jnp.sum(held[key_items] * numbers, dtype=jnp.int32) if len(held) else 0
-        dx, dy = jnp.asarray(DIRECTIONS)[d]
-        now, ahead = v[:, hand, d, y, x], v[:, hand, d, y + dy, x + dx]
-        enter = ways.enter[hand, d, y + dy, x + dx]
-        lava = jnp.asarray(layout.lava)[y + dy, x + dx]
-        bumped = jnp.where(lava, most, now)
-        # A magic wall lets one through now and then: as often as tries are needed on average.
-        door = _on(layout, jnp.asarray(layout.doors), state.doors != maps.OPEN)
-        thing = _on(layout, state.items, state.items[:, 0] >= 0)
-        obstacle = (door | thing)[y + dy, x + dx]
-        free = ~obstacle & jnp.isfinite(enter) & (enter < help_steps(layout))
-        share = jnp.where(free, 1.0 / jnp.maximum(enter, 1.0), 0.0)
-        after = [
-            now,
-            v[:, hand, (d - 1) % 4, y, x],
-            v[:, hand, (d + 1) % 4, y, x],
-            share * jnp.where(free, ahead, 0.0) + (1.0 - share) * bumped,
-        ]
-        if layout.num_actions > maps.TOGGLE:
-            closed = jnp.asarray(door)[y + dy, x + dx] & jnp.isfinite(enter)
-            opened = _on(layout, jnp.asarray(layout.doors), state.doors == maps.OPEN)
-            after.append(jnp.where(closed, 1.0 + ahead, now + opened[y + dy, x + dx]))
-        if layout.num_actions > maps.PICK_UP:
-            empty = ~jnp.any(held)
-            box = jnp.asarray(layout.item_kind == _BOX)
-            is_box = _on(layout, state.items, (state.items[:, 0] >= 0) & box)[y + dy, x + dx]
-            steps = ways.take[:, y + dy, x + dx]  # [C]
-            with_key = jnp.min(
-                jnp.where(jnp.isfinite(steps), 0.0, most)[:, None] + v[:, :, d, y, x].T, 0
-            )
-            cleared = jnp.where(thing[y + dy, x + dx] & jnp.isfinite(enter), 1.0 + ahead, now)
-            opened = jnp.minimum(jnp.minimum(1.0 + with_key, cleared), now)
-            after[maps.TOGGLE] = jnp.where(is_box, opened, after[maps.TOGGLE])
-            taken = jnp.minimum(jnp.where(is_box, now, with_key), cleared)
-            takes = empty & thing[y + dy, x + dx]
-            after.append(jnp.where(takes, jnp.minimum(taken, most), now))
-        if layout.num_actions > maps.DROP:
-            after.append(jnp.where(jnp.any(held), 1.0 + v[:, 0, d, y, x], now))
-        return jax.nn.softmax(-beta * jnp.stack(after, axis=-1), axis=-1)
+    def facing(cells: Any) -> Array:
+        return jnp.asarray(cells)[..., y + dy, x + dx]
 
-    def policy(state: State, lengths: Array, ways: list[Ways]) -> Array:
-        each = zip(lengths, ways, strict=True)
-        return jnp.stack([of_human(state, n, v, w) for n, (v, w) in enumerate(each)])
-
-    return policy
+    keys = np.flatnonzero(layout.item_kind == _KEY)
+    held = (state.items[:, 0] == CARRIED) & (state.items[:, 1] == human)
+    hand = jnp.sum(held[keys] * jnp.arange(1, 1 + len(keys), dtype=jnp.int32), dtype=jnp.int32)
+    now, ahead, enter = v[:, hand, d, y, x], facing(v[:, hand, d]), facing(ways.enter[hand, d])
+    door = facing(_on(layout, layout.doors, state.doors != maps.OPEN))
+    there = state.items[:, 0] >= 0
+    thing = facing(_on(layout, state.items, there))
+    # A magic wall lets one through now and then: as often as tries are needed on average.
+    free = ~(door | thing) & jnp.isfinite(enter) & (enter < help_steps(layout))
+    share = jnp.where(free, 1.0 / jnp.maximum(enter, 1.0), 0.0)
+    bumped = jnp.where(facing(layout.lava), most, now)
+    after = [
+        now,
+        v[:, hand, (d - 1) % 4, y, x],
+        v[:, hand, (d + 1) % 4, y, x],
+        share * jnp.where(free, ahead, 0.0) + (1.0 - share) * bumped,
+    ]
+    if layout.num_actions > maps.TOGGLE:
+        opened = facing(_on(layout, layout.doors, state.doors == maps.OPEN))
+        after.append(jnp.where(door & jnp.isfinite(enter), 1.0 + ahead, now + opened))
+    if layout.num_actions > maps.PICK_UP:
+        is_box = facing(_on(layout, state.items, there & (layout.item_kind == _BOX)))
+        takes = jnp.where(jnp.isfinite(facing(ways.take)), 0.0, most)  # [C]
+        with_key = jnp.min(takes[:, None] + v[:, :, d, y, x].T, 0)
+        cleared = jnp.where(thing & jnp.isfinite(enter), 1.0 + ahead, now)
+        emptied = jnp.minimum(jnp.minimum(1.0 + with_key, cleared), now)
+        after[maps.TOGGLE] = jnp.where(is_box, emptied, after[maps.TOGGLE])
+        taken = jnp.minimum(jnp.where(is_box, now, with_key), cleared)
+        after.append(jnp.where(~jnp.any(held) & thing, jnp.minimum(taken, most), now))
+    if layout.num_actions > maps.DROP:
+        after.append(jnp.where(jnp.any(held), 1.0 + v[:, 0, d, y, x], now))
+    return jnp.stack(after, axis=-1)

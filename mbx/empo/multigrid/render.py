@@ -7,16 +7,16 @@ A goal that a human pursues is outlined in that human's shade.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.empo.multigrid import layout as maps
-from mbx.empo.multigrid.layout import BUTTONS, Layout
-from mbx.empo.multigrid.state import State
+from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout
+from mbx.empo.multigrid.state import CARRIED, State
 
 Array = jax.Array
 
@@ -31,7 +31,7 @@ PALETTE = _colors("cd3c32 3c9646 3c64c8 823ca0 dcb41e 787878 8c5f37")  # as `obj
 HUMAN_SHADES = _colors("e6a000 f05a28 c83c78 967800 7850c8")
 ROBOT_SHADES = _colors("505a64 326e82 6e6e6e 464682")
 _FLOOR, _WALL, _LAVA, _ROCK, _BLOCK = _colors("f0eee8 3c3c42 eb781e 827c76 be9664")
-_BUTTON_COLORS = dict(zip(BUTTONS, (0, 2, 1, 3), strict=True))
+_BUTTON_COLORS, _OFF = (0, 2, 1, 3), PALETTE[5]
 
 
 def _sprites() -> dict[str, np.ndarray]:
@@ -74,53 +74,27 @@ def make_render(layout: Layout) -> Callable[..., Array]:
     """
     height, width = layout.wall.shape
     masks = {name: jnp.asarray(mask) for name, mask in _sprites().items()}
-    ground, palette = _ground(layout, masks), jnp.asarray(PALETTE)
+    ground = _ground(layout, masks)
     columns, rows = jnp.arange(width), jnp.arange(height)
-
-    def lay(image: Array, x: Array, y: Array, mask: Array, color: Any) -> Array:
-        """`mask` in `color` over cell (x, y); nothing where that lies outside."""
-        cell = (rows == y)[:, None] & (columns == x)[None]
-        return _over(image, cell, mask, jnp.asarray(color, jnp.uint8))
 
     def render(state: State, goals: Array | None = None) -> Array:
         image = ground
-        if goals is not None:
-            for human, number in enumerate(goals):
-                shade = jnp.asarray(HUMAN_SHADES[human % len(HUMAN_SHADES)])
-                outline = _outline(jnp.asarray(layout.goals)[human][number], height, width)
-                image = jnp.where(outline[..., None], shade[None, None, None, None], image)
-        for number, (x, y) in enumerate(layout.doors):
-            names = jnp.stack([masks["open"], masks["closed"], masks["locked"]])
-            mask = names[state.doors[number].astype(jnp.int32)]
-            image = lay(image, x, y, mask, palette[layout.door_color[number]])
-        for number, (x, y) in enumerate(layout.magic):
-            image = lay(image, x, y, masks["full"], _WALL)
-            passable = masks["stripes"] & (state.solid[number] == 0)
-            image = lay(image, x, y, passable, PALETTE[2])
-        for number in range(len(layout.buttons)):
-            image = _draw_button(layout, masks, lay, image, state, number)
-        for number, heavy in enumerate(layout.heavy):
-            x, y = state.movable[number]
-            name, color = ("rock", _ROCK) if heavy else ("block", _BLOCK)
-            image = lay(image, x, y, masks[name], color)
-        for number, kind in enumerate(layout.item_kind):
-            x, y = state.items[number]
-            mask = masks[maps.ITEMS[kind]]
-            image = lay(image, x, y, mask, palette[layout.item_color[number]])
-        # In the corner stands, of a family's maps, what others have and this one lacks.
-        corner = ((rows == 0)[:, None] & (columns == 0)[None]) & layout.wall
-        image = _over(image, corner, masks["full"], jnp.asarray(_WALL, jnp.uint8))
-        return _draw_agents(layout, masks, lay, image, state).reshape(
-            height * TILE, width * TILE, 3
-        )
+        for human, number in enumerate(() if goals is None else goals):
+            shade = jnp.asarray(HUMAN_SHADES[human % len(HUMAN_SHADES)])
+            outline = _outline(jnp.asarray(layout.goals)[human][number], height, width)
+            image = jnp.where(outline[..., None], shade, image)
+        for x, y, mask, color in _tiles(layout, masks, state):
+            cell = (rows == y)[:, None] & (columns == x)[None]  # none where that is outside
+            image = _over(image, cell, mask, color)
+        return image.reshape(height * TILE, width * TILE, 3)
 
     return render
 
 
-def _over(image: Array, cells: Array, mask: Array, color: Array) -> Array:
+def _over(image: Array, cells: Array, mask: Array, color: Any) -> Array:
     """The image `[height, TILE, width, TILE, 3]` with `mask` on marked cells `[height, width]`."""
     covered = cells[:, None, :, None] & mask[None, :, None, :]
-    return jnp.where(covered[..., None], color[None, None, None, None], image)
+    return jnp.where(covered[..., None], jnp.asarray(color, jnp.uint8), image)
 
 
 def _outline(rectangle: Array, height: int, width: int) -> Array:
@@ -139,54 +113,50 @@ def _outline(rectangle: Array, height: int, width: int) -> Array:
 def _ground(layout: Layout, masks: dict[str, Array]) -> Array:
     height, width = layout.wall.shape
     image = jnp.full((height, TILE, width, TILE, 3), jnp.asarray(_FLOOR, jnp.uint8))
-    for color in range(len(PALETTE)):
-        pale = jnp.asarray(128 + PALETTE[color] // 2)
-        image = _over(image, jnp.asarray(layout.floor == color), masks["full"], pale)
     for cells, name, color in (
+        *((layout.floor == n, "full", 128 + color // 2) for n, color in enumerate(PALETTE)),
         (layout.wall, "full", _WALL),
         (layout.unsteady, "stripes", PALETTE[6]),
         (layout.switch, "dot", PALETTE[0]),
         (layout.lava, "full", _LAVA),
         (layout.lava, "waves", _WALL),
     ):
-        image = _over(image, jnp.asarray(cells), masks[name], jnp.asarray(color, jnp.uint8))
+        image = _over(image, jnp.asarray(cells), masks[name], color)
     return image
 
 
-def _draw_button(
-    layout: Layout,
-    masks: dict[str, Array],
-    lay: Callable[..., Array],
-    image: Array,
-    state: State,
-    number: int,
-) -> Array:
-    kind, (x, y) = BUTTONS[layout.button_kind[number]], layout.buttons[number]
-    enabled, on, learned, _ = state.buttons[number]
-    color = jnp.asarray(PALETTE[_BUTTON_COLORS[kind]])
-    image = lay(image, x, y, masks["button"], jnp.where(enabled > 0, color, PALETTE[5]))
-    signs = {
-        "kill_button": masks["cross"],
-        "disabling_switch": masks["slash"],
-        "pause_switch": masks["bars"] & (on > 0),
-        "control_button": jnp.where(learned > 0, masks["ball"], masks["ring"]),
-    }
-    return lay(image, x, y, signs[kind], (255, 255, 255))
-
-
-def _draw_agents(
-    layout: Layout, masks: dict[str, Array], lay: Callable[..., Array], image: Array, state: State
-) -> Array:
-    count = {True: 0, False: 0}
+def _tiles(layout: Layout, masks: dict[str, Array], state: State) -> Iterator[tuple]:
+    """What lies on the ground, the lowest first: (x, y, mask, colour)."""
+    palette = jnp.asarray(PALETTE)
+    leaves = jnp.stack([masks["open"], masks["closed"], masks["locked"]])
+    for number, (x, y) in enumerate(layout.doors):
+        mask = leaves[state.doors[number].astype(jnp.int32)]
+        yield x, y, mask, palette[layout.door_color[number]]
+    for number, (x, y) in enumerate(layout.magic):
+        yield x, y, masks["full"], _WALL
+        yield x, y, masks["stripes"] & (state.solid[number] == 0), PALETTE[2]
+    for number, (x, y) in enumerate(layout.buttons):
+        kind, (enabled, on, learned, _) = layout.button_kind[number], state.buttons[number]
+        yield x, y, masks["button"], jnp.where(enabled > 0, PALETTE[_BUTTON_COLORS[kind]], _OFF)
+        signs = {
+            "kill_button": masks["cross"],
+            "disabling_switch": masks["slash"],
+            "pause_switch": masks["bars"] & (on > 0),
+            "control_button": jnp.where(learned > 0, masks["ball"], masks["ring"]),
+        }
+        yield x, y, signs[BUTTONS[kind]], (255, 255, 255)
+    for (x, y), heavy in zip(state.movable, layout.heavy, strict=True):
+        yield x, y, masks["rock" if heavy else "block"], _ROCK if heavy else _BLOCK
+    for number, (x, y) in enumerate(state.items):
+        mask = masks[ITEMS[layout.item_kind[number]]]
+        yield x, y, mask, palette[layout.item_color[number]]
+    # In the corner stands, of a family's maps, what others have and this one lacks.
+    yield 0, 0, masks["full"] & layout.wall[0, 0], _WALL
+    shades = {True: itertools.cycle(HUMAN_SHADES), False: itertools.cycle(ROBOT_SHADES)}
     for number, human in enumerate(layout.is_human.tolist()):
-        shades = HUMAN_SHADES if human else ROBOT_SHADES
-        shade = jnp.asarray(shades[count[human] % len(shades)])
-        count[human] += 1
-        shade = jnp.where(state.alive[number] > 0, shade, 128 + shade // 2)
-        x, y, heading = state.agents[number]
-        image = lay(image, x, y, masks["arrow"][heading.astype(jnp.int32)], shade)
-        for item, color in enumerate(layout.item_color):
-            place = state.items[item]
-            held = masks["dot"] & (place[0] == -1) & (place[1] == number)
-            image = lay(image, x, y, held, jnp.asarray(PALETTE)[color])
-    return image
+        (x, y, heading), shade = state.agents[number], jnp.asarray(next(shades[human]))
+        color = jnp.where(state.alive[number] > 0, shade, 128 + shade // 2)
+        yield x, y, masks["arrow"][heading.astype(jnp.int32)], color
+        for item, (where, bearer) in enumerate(state.items):
+            held = masks["dot"] & (where == CARRIED) & (bearer == number)
+            yield x, y, held, palette[layout.item_color[item]]

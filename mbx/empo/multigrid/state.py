@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,33 +49,34 @@ class State(NamedTuple):
 
 
 class Board(NamedTuple):
-    """What never changes, as arrays, so that boards of one shape can be stacked and vmapped over.
+    """A map as the rules read it: its layout, and as arrays what may differ within a family.
 
     Attributes:
-        terrain: `[height, width]` bits. The others are as in `Layout`, places as cells.
+        terrain: `[height, width]` bits. The others are as in `Layout`, places as cells. On boards
+            of many maps, `[n, height, width]`, and the others have n as the last axis.
     """
 
+    layout: Layout
     terrain: Array
-    is_human: Array
-    heavy: Array
     door_cell: Array
     door_color: Array
     item_color: Array
     button_cell: Array
     magic_cell: Array
     magic_side: Array
-    may_enter: Array
-    stumble: Array
-    magic_entry: Array
-    magic_solidify: Array
+
+
+class Button(NamedTuple):
+    """A button's numbers, as in `State`."""
+
+    enabled: Array
+    on: Array
+    action: Array
+    learner: Array
 
 
 class Scene(NamedTuple):
-    """A state as scalars: tuples over agents, movable objects, doors, items, buttons, magic walls.
-
-    Attributes:
-        buttons: a tuple of four scalars each, as in `State`.
-    """
+    """A state as scalars, in tuples over agents, rocks and blocks, doors and so on."""
 
     cell: Scalars
     heading: Scalars
@@ -83,7 +84,7 @@ class Scene(NamedTuple):
     movable: Scalars
     doors: Scalars
     items: Scalars
-    buttons: tuple[Scalars, ...]
+    buttons: tuple[Button, ...]
     forced: Scalars
     solid: Scalars
 
@@ -110,33 +111,25 @@ def initial_state(layout: Layout) -> State:
     )
 
 
-def make_board(layout: Layout) -> Board:
-    """The layout as the rules read it."""
+def board_arrays(layout: Layout) -> dict[str, Array]:
+    """The arrays of the layout's board. Its places and colours may be traced (`family`)."""
     width = layout.wall.shape[1]
     cells = lambda places: jnp.asarray(places[:, 1] * width + places[:, 0], jnp.int32)  # noqa: E731
     terrain = layout.wall * WALL + layout.lava * LAVA + layout.unsteady * UNSTEADY
-    return Board(
-        terrain=jnp.asarray(terrain, jnp.int32),
-        is_human=jnp.asarray(layout.is_human),
-        heavy=jnp.asarray(layout.heavy),
-        door_cell=cells(layout.doors),
-        door_color=jnp.asarray(layout.door_color),
-        item_color=jnp.asarray(layout.item_color),
-        button_cell=cells(layout.buttons),
-        magic_cell=cells(layout.magic),
-        magic_side=jnp.asarray(layout.magic_side),
-        may_enter=jnp.asarray(layout.may_enter_magic),
-        stumble=jnp.float32(layout.stumble),
-        magic_entry=jnp.float32(layout.magic_entry),
-        magic_solidify=jnp.float32(layout.magic_solidify),
-    )
+    return {
+        "terrain": jnp.asarray(terrain, jnp.int32),
+        "door_cell": cells(layout.doors),
+        "door_color": jnp.asarray(layout.door_color),
+        "item_color": jnp.asarray(layout.item_color),
+        "button_cell": cells(layout.buttons),
+        "magic_cell": cells(layout.magic),
+        "magic_side": jnp.asarray(layout.magic_side),
+    }
 
 
 def goal_cells(layout: Layout) -> Array:
     """`[H, G, height, width]` bool: the cells of each goal. The layout's goals may be traced."""
-    y, x = (
-        jnp.asarray(i)[None, None] for i in np.mgrid[: layout.wall.shape[0], : layout.wall.shape[1]]
-    )
+    y, x = np.indices(layout.wall.shape)
     x1, y1, x2, y2 = jnp.moveaxis(jnp.asarray(layout.goals), -1, 0)[..., None, None]
     return (x1 <= x) & (x <= x2) & (y1 <= y) & (y <= y2)
 
@@ -144,13 +137,11 @@ def goal_cells(layout: Layout) -> Array:
 def to_scene(state: State, width: int) -> Scene:
     """States, `[n, ...]`, as scalars, `[n]` each."""
     read = iter(_bytes(state))
-    shapes = [leaf.shape[1:] for leaf in state[:-1]]
-    rows = [
-        [tuple(next(read) for _ in range(math.prod(shape[1:]))) for _ in range(shape[0])]
-        for shape in shapes
-    ]
-    agents, alive, movable, doors, items, buttons, forced, solid = rows
-    first = lambda row: tuple(x for (x,) in row)  # noqa: E731
+    agents, alive, movable, doors, items, buttons, forced, solid = (
+        [[next(read) for _ in range(math.prod(leaf.shape[2:]))] for _ in range(leaf.shape[1])]
+        for leaf in state[:-1]
+    )
+    first = lambda rows: tuple(x for (x,) in rows)  # noqa: E731
     return Scene(
         cell=tuple(y * width + x for x, y, _ in agents),
         heading=tuple(heading for *_, heading in agents),
@@ -158,7 +149,7 @@ def to_scene(state: State, width: int) -> Scene:
         movable=tuple(y * width + x for x, y in movable),
         doors=first(doors),
         items=tuple(_item_code(x, y, width) for x, y in items),
-        buttons=tuple(buttons),
+        buttons=tuple(Button(*numbers) for numbers in buttons),
         forced=first(forced),
         solid=first(solid),
     )
@@ -167,25 +158,27 @@ def to_scene(state: State, width: int) -> Scene:
 def to_state(scene: Scene, example: State, width: int, time: Array) -> State:
     """The inverse of `to_scene`; example: any un-batched state of the layout."""
     agents = zip(scene.cell, scene.heading, strict=True)
-    columns = [part for cell, h in agents for part in (cell % width, cell // width, h)]
-    columns += [x.astype(jnp.int32) for x in scene.alive]
-    columns += [part for cell in scene.movable for part in (cell % width, cell // width)]
-    columns += scene.doors
-    columns += [part for cell in scene.items for part in _item_place(cell, width)]
-    columns += [number for button in scene.buttons for number in button]
-    columns += [*scene.forced, *scene.solid]
-    columns = [jnp.broadcast_to(jnp.asarray(x, jnp.int32), time.shape) & 255 for x in columns]
+    rows = (
+        *((cell % width, cell // width, heading) for cell, heading in agents),
+        scene.alive,
+        *((cell % width, cell // width) for cell in scene.movable),
+        scene.doors,
+        *(_item_place(cell, width) for cell in scene.items),
+        *scene.buttons,
+        scene.forced,
+        scene.solid,
+    )
+    number = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.int32), time.shape) & 255  # noqa: E731
+    columns = [number(x) for row in rows for x in row]
     words = [
         functools.reduce(jnp.bitwise_or, (x << (8 * i) for i, x in enumerate(columns[k : k + 4])))
         for k in range(0, len(columns), 4)
     ]
     flat = jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.int8)
-    flat, start, leaves = flat.reshape(*time.shape, -1), 0, []
-    for like in example[:-1]:
-        part = flat[..., start : start + like.size]
-        leaves.append(part.reshape(*time.shape, *like.shape))
-        start += like.size
-    return State(*leaves, time)
+    sizes = np.cumsum([like.size for like in example[:-1]])
+    parts = jnp.split(flat.reshape(*time.shape, -1), sizes, axis=-1)  # a rest of the last word
+    leaves = zip(parts, example[:-1], strict=False)
+    return State(*(part.reshape(*time.shape, *like.shape) for part, like in leaves), time)
 
 
 def _bytes(state: State) -> list[Array]:
@@ -213,19 +206,3 @@ def _item_place(code: Array, width: int) -> tuple[Array, Array]:
     y = jnp.where(code > INSIDE_OF, CARRIED_BY - code, INSIDE_OF - code)
     y = jnp.where(code > NOWHERE, y, 0)
     return jnp.where(code >= 0, code % width, x), jnp.where(code >= 0, code // width, y)
-
-
-def pack(state: State) -> Array:
-    """The state as flat int32, from which `unpack` restores it: `[W]`."""
-    return jnp.concatenate([jnp.ravel(x).astype(jnp.int32) for x in state])
-
-
-def unpack(flat: Any, example: State) -> State:
-    """The state of the flat form `[..., W]`; example: any state of the layout."""
-    parts, start = [], 0
-    for leaf in example:
-        size = int(np.prod(leaf.shape))
-        part = flat[..., start : start + size].reshape((*flat.shape[:-1], *leaf.shape))
-        parts.append(part.astype(leaf.dtype))
-        start += size
-    return State(*parts)

@@ -1,4 +1,4 @@
-"""A grid as the `World` that EMPO's agent trains on, with a prior for its humans.
+"""Grids as the `World`s that EMPO's agent trains on, with a prior for their humans.
 
 Small maps are listed: their states are numbers, for tables and the exact solution, whatever their
 humans do. Larger ones stay functions, and their humans take shortest ways or act at random.
@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.empo.multigrid.dynamics import Grid, make_grid
+from mbx.empo.multigrid import dynamics
 from mbx.empo.multigrid.export import TooManyStates, export
 from mbx.empo.multigrid.layout import Layout, load_world
 from mbx.empo.multigrid.paths import make_paths
 from mbx.empo.multigrid.render import make_render
-from mbx.empo.multigrid.state import CARRIED, INSIDE, State, unpack
+from mbx.empo.multigrid.state import CARRIED, INSIDE, State
 from mbx.empo.multigrid.text import ACTIONS, make_text
 from mbx.empo.power.equations import PowerParams
 from mbx.empo.power.named import HumanModel, NamedWorld
@@ -28,6 +28,9 @@ from mbx.types import Array
 
 MAX_JOINT = 64  # joint actions up to which states are listed, unless "exact" asks for it
 LONG = 64  # steps of an episode beyond which its time is one number among the features
+
+# From a world's state: the map it is on, and what happens there.
+Read = Callable[[Any], tuple[Layout, State]]
 
 
 def make_world(
@@ -47,55 +50,47 @@ def make_world(
     Raises:
         ValueError: for an exact prior of too many states, a table of a world that is not listed.
     """
-    layout, own, people = source, None, None
-    if not isinstance(source, Layout):
-        layout, own, people = load_world(source)
+    name, own, people = "the map", None, None
+    if isinstance(source, str):
+        name, (source, own, people) = source, load_world(source)
+    layout = source
     if isinstance(humans, str):
         humans = HumanModel(humans)
-    humans = humans or people or HumanModel()
-    params = params or own
-    automatic = humans.model == "auto"
-    grid = make_grid(layout)
-    listed = _listed(grid, humans, layout if isinstance(source, Layout) else source)
+    humans, params = humans or people or HumanModel(), params or own
+    listed = _listed(layout, humans, name)
+    on_map: Read = lambda state: (layout, state)  # noqa: E731
     if listed is None:
         if humans.model == "file":
             raise ValueError(f"humans.file={humans.file!r}: tables are for worlds that are listed")
-        world = open_world(grid, _policy(layout, humans, params))
-        return NamedWorld(world, params, prior="paths" if automatic else humans.model)
-    table, flat = listed
-    params = params or PowerParams()
-    every = unpack(jnp.asarray(flat), grid.initial)
-    solution = solve(table, params, human_policy=_tabulated(layout, humans, params, every))
-    place = lambda number: jax.tree.map(lambda x: x[number], every)  # noqa: E731
-    views = make_views(layout)
-    views = views._replace(
-        render=lambda number, goals: make_render(layout)(place(number), goals),
-        positions=lambda number, look=views.positions: look(place(number)),
-        robots=lambda number, look=views.robots: look(place(number)),
-        text=lambda number, goals, draw=views.text: draw(place(number), goals),
-    )
-    looks = jax.jit(jax.vmap(make_features(grid)))(every)
-    world = tabular_world(table, solution, features=np.asarray(looks), start=0, views=views)
-    prior = "exact" if automatic else humans.model
+        prior = "paths" if humans.model == "auto" else humans.model
+        return NamedWorld(_open_world(layout, on_map, humans, params), params, prior=prior)
+    table, every = listed
+    params, given = params or PowerParams(), None
+    if humans.model == "file":
+        given = np.load(humans.file)
+    elif humans.model in ("paths", "uniform"):
+        policy = jax.jit(jax.vmap(make_prior(layout, on_map, humans, params.nu_h)))(every)
+        given = np.moveaxis(np.asarray(policy), 0, 2)
+    solution = solve(table, params, human_policy=given)
+    views = make_views(layout, lambda number: (layout, jax.tree.map(lambda x: x[number], every)))
+    looks = np.asarray(jax.jit(jax.vmap(make_features(layout)))(every))
+    world = tabular_world(table, solution, features=looks, start=0, views=views)
+    prior = "exact" if humans.model == "auto" else humans.model
     return NamedWorld(world, params, table, solution, prior=prior)
 
 
-def _listed(
-    grid: Grid, humans: HumanModel, source: str | Layout
-) -> tuple[TabularWorld, np.ndarray] | None:
-    """The map's states and transitions; None, and a line that says why, where they are too many."""
-    layout = grid.layout
+def _listed(layout: Layout, humans: HumanModel, name: str) -> tuple[TabularWorld, State] | None:
+    """The map's transitions and states; None, and a line that says why, where they are too many."""
     joint = layout.num_actions ** len(layout.agents)
     why = f"{joint} joint actions, more than {MAX_JOINT}"
     if humans.model == "exact" or joint <= MAX_JOINT:
         try:
-            return _export(grid, humans.max_states)
+            return _export(layout, humans.max_states)
         except TooManyStates:
             if humans.model == "exact":
                 raise
             why = f"more than humans.max_states={humans.max_states} states"
     if humans.model == "auto":
-        name = source if isinstance(source, str) else "the map"
         print(f"{name}: {why}; states are not listed, humans take shortest ways")
     return None
 
@@ -103,135 +98,129 @@ def _listed(
 _EXPORTED: dict[Any, Any] = {}
 
 
-def _export(grid: Grid, limit: int) -> tuple[TabularWorld, np.ndarray]:
+def _export(layout: Layout, limit: int) -> tuple[TabularWorld, State]:
     """`export`, made once for a map that is asked for with several parameters or humans."""
-    parts = (x.tobytes() if isinstance(x, np.ndarray) else x for x in grid.layout)
-    key = (*parts, grid.layout.wall.shape, grid.layout.goals.shape, limit)
+    parts = (x.tobytes() if isinstance(x, np.ndarray) else x for x in layout)
+    key = (*parts, layout.wall.shape, layout.goals.shape, limit)
     if key not in _EXPORTED:
         if len(_EXPORTED) >= 8:
             _EXPORTED.clear()
-        _EXPORTED[key] = export(grid, limit=limit)
+        _EXPORTED[key] = export(dynamics.make_grid(layout), limit=limit)
     return _EXPORTED[key]
 
 
-def _policy(
-    layout: Layout, humans: HumanModel, params: PowerParams | None
-) -> Callable[[State], Array]:
-    """The prior as a function of a state, with the share `nu_h` of uniform actions."""
-    if humans.model == "uniform":
-        shape = (*layout.goals.shape[:2], layout.num_actions)
-        return lambda state: jnp.full(shape, 1.0 / layout.num_actions)
-    paths, share = make_paths(layout, humans.beta), params.nu_h if params else 0.0
-    return lambda state: (1.0 - share) * paths(state) + share / layout.num_actions
-
-
-def _tabulated(
-    layout: Layout, humans: HumanModel, params: PowerParams, every: State
-) -> np.ndarray | None:
-    """The prior [H, G, S, A] of all states; None: the exact one."""
-    if humans.model in ("auto", "exact"):
-        return None
-    if humans.model == "file":
-        return np.load(humans.file)
-    policy = jax.jit(jax.vmap(_policy(layout, humans, params)))(every)
-    return np.moveaxis(np.asarray(policy), 0, 2)
-
-
-def make_features(grid: Grid) -> Any:
+def make_features(layout: Layout) -> Callable[[State], Array]:
     """`features(state) -> [D]`: one-hot places, directions and doors, flags, the share of time."""
-    height, width = grid.layout.wall.shape
+    height, width = layout.wall.shape
+    num, horizon, actions = len(layout.agents), layout.horizon, layout.num_actions + 1
 
     def places(cells: Array) -> Array:
-        cells = cells.astype(jnp.int32)
+        x, y = cells.astype(jnp.int32).T
         return jnp.concatenate(
-            [
-                jax.nn.one_hot(cells[:, 0], width).ravel(),
-                jax.nn.one_hot(cells[:, 1], height).ravel(),
-            ]
+            [jax.nn.one_hot(x, width).ravel(), jax.nn.one_hot(y, height).ravel()]
         )
-
-    num, horizon = len(grid.layout.agents), grid.layout.horizon
 
     def clock(time: Array) -> Array:
         # One-hot: near the end every step changes the robot's value by a factor.
         if horizon > LONG:
-            return (time / horizon)[None].astype(jnp.float32)
+            return time / horizon
         return jax.nn.one_hot(time, horizon + 1) if horizon else jnp.zeros(0)
 
-    def bearers(items: Array) -> Array:
-        carried = items[:, :1] == CARRIED
-        held = jnp.where(carried, jax.nn.one_hot(items[:, 1], num), 0.0)
-        return jnp.concatenate([held, (items[:, :1] == INSIDE).astype(jnp.float32)], axis=1).ravel()
-
-    def buttons(states: Array) -> Array:
-        learned = [jax.nn.one_hot(states[:, 2], grid.layout.num_actions + 1)]
-        learned.append(jax.nn.one_hot(states[:, 3], num + 1))
-        parts = [states[:, :2].astype(jnp.float32), *learned]
-        return jnp.concatenate(parts, axis=1).ravel()
-
     def features(state: State) -> Array:
-        return jnp.concatenate(
-            [
-                places(state.agents[:, :2]),
-                jax.nn.one_hot(state.agents[:, 2], 4).ravel(),
-                places(state.movable),
-                places(state.items),
-                bearers(state.items),
-                jax.nn.one_hot(state.doors, 3).ravel(),
-                buttons(state.buttons),
-                jax.nn.one_hot(state.forced, grid.layout.num_actions + 1).ravel(),
-                state.alive.astype(jnp.float32),
-                state.solid.astype(jnp.float32),
-                clock(state.time),
-            ]
+        where, what = state.items[:, :1], state.items[:, 1]
+        bearer = jnp.where(where == CARRIED, jax.nn.one_hot(what, num), 0.0)
+        learned = [jax.nn.one_hot(state.buttons[:, 2], actions)]
+        learned.append(jax.nn.one_hot(state.buttons[:, 3], num + 1))
+        parts = (
+            places(state.agents[:, :2]),
+            jax.nn.one_hot(state.agents[:, 2], 4),
+            places(state.movable),
+            places(state.items),
+            jnp.concatenate([bearer, where == INSIDE], axis=1),
+            jax.nn.one_hot(state.doors, 3),
+            jnp.concatenate([state.buttons[:, :2], *learned], axis=1),
+            jax.nn.one_hot(state.forced, actions),
+            state.alive,
+            state.solid,
+            clock(state.time),
         )
+        return jnp.concatenate([part.astype(jnp.float32).ravel() for part in parts])
 
     return features
 
 
-def make_views(layout: Layout) -> Views:
-    """Pictures and text of a grid's states, and where its humans stand."""
+def make_views(layout: Layout, read: Read) -> Views:
+    """Pictures and text of states, and where agents stand; layout: any of those `read` gives."""
     humans, robots = jnp.asarray(layout.humans), jnp.asarray(layout.robots)
+
+    def of(make: Callable[[Layout], Any]) -> Callable[[Any, Any], Any]:
+        def draw(state: Any, goals: Any = None) -> Any:
+            own, now = read(state)
+            return make(own)(now, goals)
+
+        return draw
+
     return Views(
-        render=make_render(layout),
-        positions=lambda state: state.agents[humans, :2],
-        robots=lambda state: state.agents[robots, :2],
+        render=of(make_render),
+        positions=lambda state: read(state)[1].agents[humans, :2],
+        robots=lambda state: read(state)[1].agents[robots, :2],
         size=layout.wall.shape[::-1],
         blocked=layout.wall,
-        text=make_text(layout),
+        text=of(make_text),
         actions=ACTIONS[: layout.num_actions],
     )
 
 
-def open_world(grid: Grid, human_policy: Callable[[State], Array]) -> World:
-    """A world whose states are not listed: they are `State`s."""
-    layout = grid.layout
-    order = np.concatenate([layout.humans, layout.robots])
-    back = jnp.asarray(np.argsort(order))
+def make_prior(
+    layout: Layout, read: Read, humans: HumanModel, nu_h: float
+) -> Callable[[Any], Array]:
+    """`prior(state) -> [H, G, A]`: uniform, or by shortest ways with the share `nu_h` uniform."""
+    actions = layout.num_actions
+    if humans.model == "uniform":
+        even = jnp.full((*layout.goals.shape[:2], actions), 1.0 / actions)
+        return lambda state: even
+
+    def prior(state: Any) -> Array:
+        own, now = read(state)
+        return (1.0 - nu_h) * make_paths(own, humans.beta)(now) + nu_h / actions
+
+    return prior
+
+
+def grid_world(layout: Layout, read: Read, prior: Callable[[Any], Array], **more: Any) -> World:
+    """A world whose states are not listed, but for what depends on how many maps it has."""
     num_humans, num_goals = layout.goals.shape[:2]
-    size = np.array([layout.wall.shape[1], layout.wall.shape[0]] * 2, np.float32)
-    features = make_features(grid)
-
-    def successors(state: State, joint: Array) -> tuple[State, Array, Array]:
-        states, prob = grid.outcomes(state, joint[back])
-        return states, prob, jnp.bool_(False)
-
     return World(
         num_humans=num_humans,
         num_robots=len(layout.robots),
         num_actions=layout.num_actions,
         num_goals=num_goals,
-        max_successors=grid.num_outcomes,
+        max_successors=dynamics.make_bounds(layout).total,
         num_states=None,
+        terminal=lambda state: dynamics.terminal(layout, read(state)[1]),
+        achieved=lambda state: dynamics.achieved(*read(state)),
+        human_policy=prior,
+        index=lambda state: jnp.int32(0),
+        goal_weight=jnp.asarray(layout.goal_weight, jnp.float32),
+        **more,
+    )
+
+
+def _open_world(
+    layout: Layout, read: Read, humans: HumanModel, params: PowerParams | None
+) -> World:
+    """A world of one map whose states are `State`s."""
+    grid = dynamics.make_grid(layout)
+    back = jnp.asarray(np.argsort(np.concatenate([layout.humans, layout.robots])))
+    size = np.array([*layout.wall.shape[::-1]] * 2, np.float32)
+    return grid_world(
+        layout,
+        read,
+        make_prior(layout, read, humans, params.nu_h if params else 0.0),
         example_state=grid.initial,
         init=lambda key: grid.initial,
-        successors=successors,
-        terminal=grid.terminal,
-        achieved=grid.achieved,
-        human_policy=human_policy,
-        features=features,
-        index=lambda state: jnp.int32(0),
+        successors=lambda state, joint: (*grid.outcomes(state, joint[back]), jnp.bool_(False)),
+        features=make_features(layout),
         goal_features=jnp.asarray(layout.goals / size, jnp.float32),
-        goal_weight=jnp.asarray(layout.goal_weight, jnp.float32),
-        views=make_views(layout),
+        views=make_views(layout, read),
     )
