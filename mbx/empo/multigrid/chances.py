@@ -55,32 +55,20 @@ def contend(claims: Scalars, outcome: Array, most: int) -> tuple[Scalars, Array,
     return order, prob, outcome
 
 
-def stumbles(affected: Scalars, outcome: Array, probability: Array) -> tuple[Scalars, Array, Array]:
-    """How agents leave unsteady ground: (turn 0, -1 or +1 each, probability, rest of outcome)."""
-    turns, prob = [], jnp.float32(1.0)
-    for here in affected:
-        digit = jnp.where(here, outcome % 3, 0)
-        outcome = jnp.where(here, outcome // 3, outcome)
-        chance = jnp.where(digit == 0, 1.0 - probability, probability / 2.0)
-        prob = prob * jnp.where(here, chance, 1.0)
-        turns.append(jnp.where(digit == 2, 1, -digit))
-    return tuple(turns), prob, outcome
-
-
-def answers(
-    asking: Scalars, outcome: Array, entry: Array, solidify: Array, ways: int
-) -> tuple[Scalars, Array, Array]:
-    """What magic walls answer: (0 enter, 1 refused, 2 refused and petrified; probability, rest).
-    ways: 2 where nothing ever petrifies, else 3.
+def draw(affected: Scalars, outcome: Array, shares: Scalars) -> tuple[Scalars, Array, Array]:
+    """What befalls each who is affected: (its digit, 0 for others; probability; rest of outcome).
+    shares: the probability of each digit.
     """
-    given, prob = [], jnp.float32(1.0)
-    for here in asking:
+    digits, prob, ways = [], jnp.float32(1.0), len(shares)
+    for here in affected:
         digit = jnp.where(here, outcome % ways, 0)
         outcome = jnp.where(here, outcome // ways, outcome)
-        refusal = (1.0 - entry) * jnp.where(digit == 1, 1.0 - solidify, solidify)
-        prob = prob * jnp.where(here, jnp.where(digit == 0, entry, refusal), 1.0)
-        given.append(digit)
-    return tuple(given), prob, outcome
+        chance = shares[0]
+        for number, share in enumerate(shares[1:], start=1):
+            chance = jnp.where(digit == number, share, chance)
+        prob = prob * jnp.where(here, chance, 1.0)
+        digits.append(digit)
+    return tuple(digits), prob, outcome
 
 
 def divide(number: Array, by: Array, most: int) -> tuple[Array, Array]:

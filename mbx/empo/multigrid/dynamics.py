@@ -153,22 +153,24 @@ def _step(board: Board, start: Scene, actions: Scalars, outcome: Array) -> tuple
     if bounds.slips > 1:
         ground = [effects.terrain(board, cell) & UNSTEADY for cell in scene.cell]
         shaky = tuple(step & (g != 0) for step, g in zip(steps, ground, strict=True))
-        turns, prob, rest = chances.stumbles(shaky, rest, jnp.float32(layout.stumble))
-        heading = tuple((h + t) & 3 for h, t in zip(heading, turns, strict=True))
+        stumble = jnp.float32(layout.stumble)
+        shares = (1.0 - stumble, stumble / 2.0, stumble / 2.0)
+        astray, prob, rest = chances.draw(shaky, rest, shares)
+        turned = (jnp.where(way == 2, 1, -way) for way in astray)  # 1 is left, 2 right
+        heading = tuple((h + turn) & 3 for h, turn in zip(heading, turned, strict=True))
         scene = scene._replace(heading=heading)
     deltas = tuple(effects.delta(h, width) for h in heading)
     ahead = tuple(c + d for c, d in zip(scene.cell, deltas, strict=True))
     answer = (jnp.int32(0),) * num
     if bounds.magic > 1:
+        faced = zip(steps, ahead, heading, layout.may_enter_magic, strict=True)
         asking = tuple(
-            steps[i]
-            & effects.magic_ahead(
-                board, scene.solid, ahead[i], heading[i], layout.may_enter_magic[i]
-            )
-            for i in range(num)
+            step & effects.magic_ahead(board, scene.solid, *facing) for step, *facing in faced
         )
         entry, solidify = jnp.float32(layout.magic_entry), jnp.float32(layout.magic_solidify)
-        answer, chance, rest = chances.answers(asking, rest, entry, solidify, bounds.magic_ways)
+        refusals = ((1.0 - entry) * (1.0 - solidify), (1.0 - entry) * solidify)
+        shares = (entry, *refusals)[: bounds.magic_ways]  # ENTER, REFUSED, PETRIFIED
+        answer, chance, rest = chances.draw(asking, rest, shares)
         prob = prob * chance
     reaches = [(actions[i] >= maps.FORWARD) & scene.alive[i] for i in range(num)]
     claims = tuple(jnp.where(reaches[i], ahead[i], -1 - i) for i in range(num))

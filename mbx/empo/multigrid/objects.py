@@ -25,35 +25,22 @@ SIDES = ("right", "down", "left", "up", "all")
 DOOR_STATES = ("open", "closed", "locked")
 HUMANS, ROBOTS = ">v<^", "1234"  # facing right, down, left, up
 
-# What the built-in symbols stand for, in their order.
-_KINDS = (
-    *("empty", "wall", "lava", "unsteady", "floor", "switch", "rock", "block", "door", "key"),
-    *("ball", "box", "magic_wall", *BUTTONS),
-)
-
-# The options of each kind with their defaults.
+# The options of each kind with their defaults, in the order of the built-in symbols.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "empty": {},
-    "wall": {},
-    "lava": {},
-    "unsteady": {},
-    "switch": {},
-    "rock": {},
-    "block": {},
+    **{"empty": {}, "wall": {}, "lava": {}, "unsteady": {}},
     "floor": {"color": "blue"},
+    **{"switch": {}, "rock": {}, "block": {}},
     "door": {"color": "yellow", "state": "closed"},
     "key": {"color": "yellow"},
     "ball": {"color": "green"},
     "box": {"color": "purple", "holds": None},
     "magic_wall": {"side": "all"},
-    "kill_button": {"trigger": "humans", "target": "robots"},
-    "pause_switch": {"trigger": "humans", "target": "robots"},
-    "control_button": {"trigger": "humans", "target": "robots"},
+    **{kind: {"trigger": "humans", "target": "robots"} for kind in BUTTONS[:3]},
     "disabling_switch": {"trigger": "robots", "target": "kill_button"},
 }
 
 SYMBOLS: dict[str, dict[str, Any]] = {
-    symbol: {"type": kind} for symbol, kind in zip(".#~u,sobDk*xmKPCX", _KINDS, strict=True)
+    symbol: {"type": kind} for symbol, kind in zip(".#~u,sobDk*xmKPCX", OPTIONS, strict=True)
 } | {"L": {"type": "door", "state": "locked"}}
 
 _CHOICES = {"color": COLORS, "state": DOOR_STATES, "side": SIDES, "trigger": GROUPS}
