@@ -163,10 +163,8 @@ def raw_environment(
     start = make_varied_start(world, WALK) if varied_starts else None
 
     def observe(state: tuple, key: Array) -> Array:
-        obs = codec.pack(*state)
-        if not stored:
-            return obs
-        return jnp.concatenate([obs, records.pack(records.draw(state[0], key))])
+        words = [records.pack(records.draw(state[0], key))] if stored else []
+        return jnp.concatenate([codec.pack(*state), *words])
 
     def reset(key: Array) -> tuple[tuple, Array]:
         world_key, goal_key, record_key = jax.random.split(key, 3)
@@ -249,9 +247,9 @@ def make(
 
 def _chosen_world(
     name: str,
-    power: Mapping[str, Any] | None,
-    humans: Mapping[str, Any] | None,
-    maps: tuple[int, int, int],
+    power: Mapping[str, Any] | None = None,
+    humans: Mapping[str, Any] | None = None,
+    maps: tuple[int, int, int] = (64, 16, 0),
 ) -> tuple[NamedWorld, float]:
     """The world with settings' parameters and humans, and how often these change their goals."""
     values, people = dict(power or {"source": "world"}), dict(humans or {"model": "world"})
@@ -271,30 +269,23 @@ def _chosen_world(
 
 
 def _without_option(task: str) -> tuple[str, bool]:
-    """The world's name or map, and whether `@stored` stands behind it."""
+    """The world's name or map, and whether `@stored` follows it."""
     name = task.removesuffix("@stored")
     if "@" in name and not name.endswith(".yaml"):  # a path may have one
         raise ValueError(f"env.name='empo:{task}': the only option after @ is stored")
     return name, name != task
 
 
-def make_renderer(
-    task: str,
-    *,
-    power: Mapping[str, Any] | None = None,
-    humans: Mapping[str, Any] | None = None,
-    maps: tuple[int, int, int] = (64, 16, 0),
-    on_held_out: bool = False,
-) -> Renderer:
+def make_renderer(task: str, *, on_held_out: bool = False, **options: Any) -> Renderer:
     """Pictures of the world and its humans' goals; arguments as of `make`.
 
     Raises:
         ValueError: for a world without any, and as `make`.
     """
-    world = _chosen_world(_without_option(task)[0], power, humans, maps)[0].world
-    if world.views is None:
+    views = _chosen_world(_without_option(task)[0], **options)[0].world.views
+    if views is None:
         raise ValueError(f"env.name='empo:{task}': this world has no pictures of its states")
-    return Renderer(lambda state: world.views.render(state[0], state[1]), np.asarray, STEP_SECONDS)
+    return Renderer(lambda state: views.render(*state[:2]), np.asarray, STEP_SECONDS)
 
 
 def reads(task: str) -> str:

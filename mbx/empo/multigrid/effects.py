@@ -119,31 +119,31 @@ def blocked(board: Board, scene: Scene, turn: Turn, cell: Array, *, to_all: bool
     return closed | among((*scene.items, *board.button_cell), cell)
 
 
+def vacant(board: Board, scene: Scene, turn: Turn, cell: Array) -> Array:
+    """Whether a thing may come to lie on `cell`: nothing there, no lava, no magic wall."""
+    there = among((*scene.movable, *board.magic_cell), cell)
+    there = there | blocked(board, scene, turn, cell, to_all=True)
+    return ~there & ((terrain(board, cell) & LAVA) == 0)
+
+
 # Actions
 
 
 def forward(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
     """Step ahead, pushing a rock or block; into lava, which ends it; through a magic wall."""
-    pushed = tuple(cell == turn.ahead for cell in scene.movable)
     free = do & ~blocked(board, scene, turn, turn.ahead, to_all=False)
     scene, free = _through_magic(board, scene, turn, free)
-    if scene.movable:
-        beyond = turn.ahead + turn.delta
-        room = ~blocked(board, scene, turn, beyond, to_all=True) & ~among(scene.movable, beyond)
-        room &= ((terrain(board, beyond) & LAVA) == 0) & ~among(tuple(board.magic_cell), beyond)
-        too_heavy = jnp.bool_(False)
-        for number, here in enumerate(pushed):
-            if board.layout.heavy[number]:
-                too_heavy = too_heavy | (here & turn.human)
-        free = free & (~among(scene.movable, turn.ahead) | (room & ~too_heavy))
-    free = once(free, 2) > 0
-    moved = zip(scene.movable, pushed, strict=True)
     beyond = turn.ahead + turn.delta
-    scene = scene._replace(
-        movable=tuple(jnp.where(here & free, beyond, cell) for cell, here in moved)
-    )
+    if scene.movable:
+        pairs = zip(scene.movable, board.layout.heavy, strict=True)
+        too_heavy = turn.human & among(tuple(cell for cell, heavy in pairs if heavy), turn.ahead)
+        stuck = too_heavy | ~vacant(board, scene, turn, beyond)
+        free = free & ~(among(scene.movable, turn.ahead) & stuck)
+    free = once(free, 2) > 0
     drowned = free & ((terrain(board, turn.ahead) & LAVA) != 0)
+    pushed = (jnp.where((cell == turn.ahead) & free, beyond, cell) for cell in scene.movable)
     return scene._replace(
+        movable=tuple(pushed),
         cell=put(scene.cell, turn.agent, turn.ahead, free),
         alive=put(scene.alive, turn.agent, jnp.bool_(False), drowned),
     )
@@ -163,11 +163,9 @@ def _through_magic(board: Board, scene: Scene, turn: Turn, free: Array) -> tuple
     if not scene.solid:
         return scene, free
     asked = free & magic_ahead(board, scene.solid, turn.ahead, turn.heading, turn.enters)
-    solid = []
-    for number, stone in enumerate(scene.solid):
-        hardens = asked & (turn.answer == PETRIFIED) & (board.magic_cell[number] == turn.ahead)
-        solid.append(jnp.where(hardens, 1, stone))
-    passes = asked & (turn.answer == ENTER)
+    hardens, passes = asked & (turn.answer == PETRIFIED), asked & (turn.answer == ENTER)
+    walls = zip(scene.solid, tuple(board.magic_cell), strict=True)
+    solid = (jnp.where(hardens & (cell == turn.ahead), 1, stone) for stone, cell in walls)
     free = free & (~among(tuple(board.magic_cell), turn.ahead) | passes)
     return scene._replace(solid=tuple(solid)), free
 
@@ -184,9 +182,7 @@ def pick_up(scene: Scene, turn: Turn, do: Array) -> Scene:
 def drop(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
     """Put what is carried on the cell ahead: no doorway, lava, magic wall, nor anything there."""
     mine = CARRIED_BY - turn.agent
-    do = do & ~blocked(board, scene, turn, turn.ahead, to_all=True)
-    do = do & ((terrain(board, turn.ahead) & LAVA) == 0) & ~among(scene.movable, turn.ahead)
-    do = do & ~among((*board.magic_cell, *board.door_cell), turn.ahead)
+    do = do & vacant(board, scene, turn, turn.ahead) & ~among(tuple(board.door_cell), turn.ahead)
     return scene._replace(
         items=tuple(jnp.where(do & (cell == mine), turn.ahead, cell) for cell in scene.items)
     )

@@ -139,19 +139,12 @@ def parse_map(
     floor = np.full(cells.shape, NONE, np.int8)
     for x, y, spec in things["floor"]:
         floor[y, x] = COLORS.index(spec["color"])
-    rocks, blocks = things["rock"], things["block"]
     layout = Layout(
         **masks,
         floor=floor,
         agents=agents,
         is_human=is_human,
-        movable=_places(rocks + blocks),
-        heavy=np.arange(len(rocks) + len(blocks)) < len(rocks),
-        **_doors(things["door"]),
-        **_items(things),
-        **_buttons(things),
-        magic=_places(things["magic_wall"]),
-        magic_side=_numbers(things["magic_wall"], "side", objects.SIDES),
+        **_things(things),
         goals=rectangles,
         goal_weight=weight,
         horizon=horizon,
@@ -295,42 +288,39 @@ def _numbers(found: list, option: str, names: tuple[str, ...]) -> np.ndarray:
     return np.array([names.index(spec[option]) for *_, spec in found], np.int32)
 
 
-def _doors(found: list) -> dict[str, np.ndarray]:
+def _things(found: dict[str, list]) -> dict[str, np.ndarray]:
+    """What lies on the map: places, kinds and options."""
+    rocks, blocks = found["rock"], found["block"]
     # Closed ones first: so they are numbered.
-    found = sorted(found, key=lambda thing: objects.DOOR_STATES.index(thing[2]["state"]))
-    return {
-        "doors": _places(found),
-        "door_state": _numbers(found, "state", objects.DOOR_STATES),
-        "door_color": _numbers(found, "color", COLORS),
-    }
-
-
-def _items(things: dict[str, list]) -> dict[str, np.ndarray]:
-    listed = [(thing, NONE) for kind in ITEMS for thing in things[kind]]
-    for number, ((x, y, spec), _) in enumerate(list(listed)):
-        if spec.get("holds"):
-            listed.append(((x, y, spec["holds"]), number))
-    found = [thing for thing, _ in listed]
-    return {
-        "items": _places(found),
-        "item_kind": _numbers(found, "type", ITEMS),
-        "item_color": _numbers(found, "color", COLORS),
-        "item_box": np.array([box for _, box in listed], np.int32),
-    }
-
-
-def _buttons(things: dict[str, list]) -> dict[str, np.ndarray]:
-    found = [thing for kind in BUTTONS for thing in things[kind]]
-    targets = [
-        (GROUPS if spec["target"] in GROUPS else BUTTONS).index(spec["target"])
-        for *_, spec in found
+    doors = sorted(found["door"], key=lambda door: objects.DOOR_STATES.index(door[2]["state"]))
+    items = [thing for kind in ITEMS for thing in found[kind]]
+    held = [
+        (box, (x, y, spec["holds"])) for box, (x, y, spec) in enumerate(items) if spec.get("holds")
     ]
-    return {
-        "buttons": _places(found),
-        "button_kind": _numbers(found, "type", BUTTONS),
-        "button_trigger": _numbers(found, "trigger", GROUPS),
-        "button_target": np.array(targets, np.int32),
-    }
+    inside = [NONE] * len(items) + [box for box, _ in held]
+    items += [thing for _, thing in held]
+    buttons = [thing for kind in BUTTONS for thing in found[kind]]
+    switches = len(found["disabling_switch"])
+    others, last = buttons[: len(buttons) - switches], buttons[len(buttons) - switches :]
+    return dict(
+        movable=_places(rocks + blocks),
+        heavy=np.arange(len(rocks) + len(blocks)) < len(rocks),
+        doors=_places(doors),
+        door_state=_numbers(doors, "state", objects.DOOR_STATES),
+        door_color=_numbers(doors, "color", COLORS),
+        items=_places(items),
+        item_kind=_numbers(items, "type", ITEMS),
+        item_color=_numbers(items, "color", COLORS),
+        item_box=np.array(inside, np.int32),
+        buttons=_places(buttons),
+        button_kind=_numbers(buttons, "type", BUTTONS),
+        button_trigger=_numbers(buttons, "trigger", GROUPS),
+        button_target=np.concatenate(
+            [_numbers(others, "target", GROUPS), _numbers(last, "target", BUTTONS)]
+        ),
+        magic=_places(found["magic_wall"]),
+        magic_side=_numbers(found["magic_wall"], "side", objects.SIDES),
+    )
 
 
 def _agents(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
