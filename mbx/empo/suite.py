@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.empo import multigrid
-from mbx.empo.multigrid import many
+from mbx.empo.multigrid import family
 from mbx.empo.power.codec import make_codec, make_records
 from mbx.empo.power.equations import PowerParams, check_params
 from mbx.empo.power.named import HumanModel, NamedWorld
@@ -67,7 +67,7 @@ def named_world(
 
     Args:
         name: of a packaged or registered world; or `multigrid/MAP`, see
-            `mbx.empo.multigrid.load_world`; or `maps/SOURCE`, see `mbx.empo.multigrid.many`.
+            `mbx.empo.multigrid.load_world`; or `maps/SOURCE`, see `mbx.empo.multigrid.family`.
         params: of the equations; None: the world's own.
         humans: who lives there; None: as the world says.
         default: parameters for a world that has none of its own.
@@ -87,7 +87,7 @@ def named_world(
         params = params or multigrid.load_world(task)[1] or default
         return multigrid.make_world(task, humans, params=params)
     if task and suite == "maps":
-        return many.make_many(task, many.Choice(*maps), humans, params=params, default=default)
+        return family.make_many(task, family.Choice(*maps), humans, params=params, default=default)
     known = (*_PACKAGED, *_WORLDS)
     raise ValueError(
         f"env.name='empo:{name}' is unknown: choose one of {known}, multigrid/MAP or maps/SOURCE"

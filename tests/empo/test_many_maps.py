@@ -11,7 +11,7 @@ import pytest
 from mbx import envs
 from mbx.empo import named_world
 from mbx.empo.agent.settings import Settings
-from mbx.empo.multigrid import many
+from mbx.empo.multigrid import family
 from mbx.power import HumanModel, PowerParams
 from mbx.settings import from_dict
 from mbx.training import rundir
@@ -42,23 +42,14 @@ def begins(world):
     return {tuple(x) for x in np.asarray(states.now.agents)[:, :, 0].tolist()}
 
 
-def test_a_folders_maps_are_trained_on_or_held_out(folder):
-    found = many.make_many(folder, many.Choice(maps=64, held_out=1, seed=2))
-    every = {(1, 4), (1, 3), (1, 2), (3, 1)}
-    trained, new = begins(found.world), begins(found.held_out)
-    assert len(trained) == 3 and len(new) == 1 and trained | new == every
-    assert found.params == PowerParams(zeta=2.0)
-    even = jax.jit(found.world.human_policy)(found.world.example_state)
-    np.testing.assert_allclose(even, 0.25)
-    assert found.prior == "uniform"
-
-
 def test_which_maps_and_whose_power_are_choices(folder, monkeypatch):
-    monkeypatch.setattr(many, "make_family", lambda layouts, names: SimpleNamespace(layouts=names))
-    monkeypatch.setattr(many, "family_world", lambda *given: given)
+    monkeypatch.setattr(
+        family, "make_family", lambda layouts, names: SimpleNamespace(layouts=names)
+    )
+    monkeypatch.setattr(family, "family_world", lambda *given: given)
 
     def chosen(*choice, **given):
-        found = many.make_many(folder, many.Choice(*choice), **given)
+        found = family.make_many(folder, family.Choice(*choice), **given)
         return found, tuple(found.world[0].layouts[i][-6:] for i in found.world[1])
 
     names = [f"{number}.yaml" for number in range(4)]
@@ -72,6 +63,7 @@ def test_which_maps_and_whose_power_are_choices(folder, monkeypatch):
     given = chosen(2, 1, humans=paths, params=params, default=PowerParams())[0]
     assert given.params == params and given.world[2:] == (paths, 0.4) == given.held_out[2:]
     assert chosen(2, 1, default=params)[0].params == PowerParams(zeta=2.0)
+    assert two.prior == "uniform" and given.prior == "paths"
 
 
 def test_environments_begin_on_the_maps_they_are_for(folder):
@@ -99,8 +91,8 @@ def test_a_run_keeps_a_folder_as_one_file(folder, tmp_path):
     rundir.check_inputs(settings.files(), str(run))
     kept = rundir.with_kept_inputs(settings, str(run))
     assert kept.env.name == f"empo:maps/{run}/inputs/env.name.yaml@stored"
-    again = many.make_many(str(run / "inputs/env.name.yaml"), many.Choice(9, 1, 2))
-    want = many.make_many(folder, many.Choice(9, 1, 2))
+    again = family.make_many(str(run / "inputs/env.name.yaml"), family.Choice(9, 1, 2))
+    want = family.make_many(folder, family.Choice(9, 1, 2))
     assert begins(again.world) == begins(want.world)
     assert begins(again.held_out) == begins(want.held_out)
     (tmp_path / "9.yaml").write_text(TEXT.format(row=".>1."))
@@ -111,11 +103,11 @@ def test_a_run_keeps_a_folder_as_one_file(folder, tmp_path):
 
 def test_choices_that_cannot_be_made_are_told(folder, tmp_path):
     with pytest.raises(ValueError, match="has 4 maps, of which env.held_out=4"):
-        many.make_many(folder, many.Choice(1, 4))
+        family.make_many(folder, family.Choice(1, 4))
     with pytest.raises(ValueError, match="maps 'caves': choose one of"):
         named_world("maps/caves")
     with pytest.raises(ValueError, match="env.maps=0"):
-        many.make_many(folder, many.Choice(0, 1))
+        family.make_many(folder, family.Choice(0, 1))
     with pytest.raises(FileNotFoundError, match="nowhere"):
         named_world(f"maps/{tmp_path}/nowhere.yaml")
     with pytest.raises(ValueError, match="has 2 maps: for many"):
@@ -123,7 +115,7 @@ def test_choices_that_cannot_be_made_are_told(folder, tmp_path):
         named_world(f"multigrid/{tmp_path}/two.yaml")
     (tmp_path / "two.yaml").write_text(TEXT.format(row=">1..").replace("zeta: 2.0", "zeta: 1.5"))
     with pytest.raises(ValueError, match="says other things of power or humans"):
-        many.make_many(folder, many.Choice(1, 1))
+        family.make_many(folder, family.Choice(1, 1))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="holds no .yaml file"):
-        many.make_many(f"{tmp_path}/empty", many.Choice(1, 1))
+        family.make_many(f"{tmp_path}/empty", family.Choice(1, 1))

@@ -15,11 +15,10 @@ from PIL import Image
 from mbx.agents.pictures import to_gif, to_png
 from mbx.empo import multigrid as mg
 from mbx.empo import suite as empo_envs
-from mbx.empo.multigrid import chances
+from mbx.empo.multigrid import dynamics
 from mbx.empo.multigrid import state as grid_state
 from mbx.empo.multigrid.paths import make_paths
-from mbx.empo.power.worlds import check_world, profiles
-from mbx.power import PowerParams, solve
+from mbx.empo.power.worlds import check_world
 from tests.empo.helpers import programs
 from tests.empo.test_multigrid_oracle import WORLDS
 
@@ -78,7 +77,7 @@ def test_the_bound_on_outcomes():
     assert make(text, stumble=0.4).num_outcomes == 2 * 3
     assert make(text.replace("u", "."), stumble=0.4).num_outcomes == 2
     assert make("#####\n#>.3#\n##4##\n#####").num_outcomes == 3
-    assert [chances.max_winners(n) for n in (1, 2, 3, 4, 5)] == [1, 2, 3, 4, 6]
+    assert [dynamics.max_winners(n) for n in (1, 2, 3, 4, 5)] == [1, 2, 3, 4, 6]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -86,9 +85,9 @@ def test_ways_to_settle_contests_against_brute_force(seed):
     rng = np.random.default_rng(seed)
     claims = rng.integers(0, 3, 4)
     got: dict = {}
-    for k in range(chances.max_winners(4)):
+    for k in range(dynamics.max_winners(4)):
         claimed = tuple(jnp.asarray(claims))
-        order, prob, rest = chances.contend(claimed, jnp.int32(k), chances.max_winners(4))
+        order, prob, rest = dynamics.contend(claimed, jnp.int32(k), dynamics.max_winners(4))
         if rest == 0:
             key = tuple(int(i) for i in order)
             got[key] = got.get(key, 0.0) + float(prob)
@@ -189,32 +188,6 @@ def test_bad_files_names_and_priors_are_told(tmp_path):
         mg.load_map(str(path))
     with pytest.raises(ValueError, match="humans.model='clever'"):
         mg.make_world("rock_gate", "clever")
-
-
-def human_success(table, solution, robot_policy):
-    """V_h^e of the first state when the robot acts by `robot_policy` [S, R]."""
-    moves = profiles(len(table.humans) + len(table.robots), table.num_actions)
-    humans, robots = np.asarray(table.humans), np.asarray(table.robots)
-    human = moves[table.succ_joint][:, humans[0]]
-    robot = moves[table.succ_joint][:, robots[0]]
-    ways = solution.pi_h[0][:, table.succ_state, human] * robot_policy[table.succ_state, robot]
-    value = np.zeros(table.achieved.shape[1:])
-    for _ in range(12):
-        reached = table.achieved[0][:, table.succ_next]
-        term = ways * table.succ_prob * (reached + (1 - reached) * value[:, table.succ_next])
-        value = np.stack([np.bincount(table.succ_state, row, table.num_states) for row in term])
-    return value[:, 0]
-
-
-def test_the_solved_robot_opens_the_way():
-    grid = mg.make_grid(mg.load_map("rock_gate"))
-    table, _ = mg.export(grid)
-    solution = jax.device_get(solve(table, PowerParams(beta_r=50.0)))
-    solved = human_success(table, solution, np.asarray(solution.pi_r))
-    frozen = np.zeros_like(solution.pi_r)
-    frozen[:, 0] = 1.0
-    idle = human_success(table, solution, frozen)
-    assert solved.mean() > idle.mean() + 0.05, (solved, idle)
 
 
 def test_a_run_on_a_grid_leaves_its_review_behind(tmp_path):

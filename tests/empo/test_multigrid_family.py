@@ -12,8 +12,8 @@ import pytest
 from mbx.empo import multigrid as mg
 from mbx.empo.multigrid import compact, family, generate, packed
 from mbx.empo.multigrid.paths import make_paths
+from mbx.empo.multigrid.render import make_text
 from mbx.empo.multigrid.state import GONE, initial_state
-from mbx.empo.multigrid.text import make_text
 from mbx.empo.power.worlds import make_varied_start
 from mbx.power import HumanModel
 

@@ -1,56 +1,56 @@
-"""Humans on their shortest ways: lengths against a search through the real dynamics."""
+"""Humans on their shortest ways: lengths against a search through the oracle's dynamics."""
 
 from __future__ import annotations
-
-from collections import deque
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from mbx.empo import multigrid as mg
+from mbx.empo.multigrid.dynamics import achieved
+from mbx.empo.multigrid.layout import FORWARD, PICK_UP, RIGHT, STILL, TOGGLE
 from mbx.empo.multigrid.paths import longest, make_lengths, make_paths
-from mbx.empo.multigrid.state import CARRIED
-from mbx.empo.power.worlds import profiles
-
-STILL, LEFT, RIGHT, FORWARD, TOGGLE, PICK_UP = range(6)
+from mbx.empo.multigrid.state import CARRIED, State, initial_state
+from tests.empo.grid_oracle import Oracle
 
 # The robot is walled in and stands still: what is left is the human alone.
+BOX = {"B": {"type": "box", "holds": {"type": "key", "color": "yellow"}}}
 ROOMS = {
     "door": ("#######\n#>.D..#\n#.###.#\n#...#.#\n###1###\n#######", {}),
     "key": ("########\n#>.k.L.#\n####1###\n########", {"drop": False}),
     "rock": ("#######\n#>.o..#\n#.###.#\n#.....#\n##1####\n#######", {}),
     "block": ("########\n#>.b...#\n###1####\n########", {}),
-    "boxed": (
-        "#######\n#>.B.L.#\n".replace("#######\n", "########\n", 1) + "###1####\n########",
-        {
-            "drop": False,
-            "legend": {"B": {"type": "box", "holds": {"type": "key", "color": "yellow"}}},
-        },
-    ),
+    "boxed": ("########\n#>.B.L.#\n###1####\n########", {"drop": False, "legend": BOX}),
 }
 
 
 def searched(layout, far):
-    """Ways of the listed states to the first goal when the robot stands still: (states, [S])."""
-    grid = mg.make_grid(layout)
-    table, states = mg.export(grid)
-    moves = profiles(2, table.num_actions)[table.succ_joint]
-    alone = moves[:, int(table.robots[0])] == STILL
-    before = {}
-    for s, following in zip(table.succ_state[alone], table.succ_next[alone], strict=True):
-        before.setdefault(int(following), set()).add(int(s))
-    way = np.full(table.num_states, far)
-    queue = deque(np.flatnonzero(table.achieved[0, 0]).tolist())
-    way[list(queue)] = 0.0
-    while queue:
-        now = queue.popleft()
-        for s in before.get(now, ()):
-            if way[s] == far:
-                way[s] = way[now] + 1
-                queue.append(s)
-    return grid, states, way
+    """States that the human alone can bring about, by the oracle, and their ways to the goal."""
+    start, restore = ravel_pytree(initial_state(layout))
+    oracle, human = Oracle(layout), int(layout.humans[0])
+    found, before = [tuple(start.tolist())], {}
+    for name in found:  # grows
+        for action in range(layout.num_actions):
+            actions = [STILL, STILL]
+            actions[human] = action
+            state = State(*map(np.asarray, restore(jnp.asarray(name))))
+            ((after, _),) = oracle.outcomes(state, actions).items()
+            after = (*after[:-1], 0)
+            if after not in before:
+                found.append(after)
+            before.setdefault(after, set()).add(name)
+    found = list(dict.fromkeys(found))
+    states = jax.vmap(restore)(jnp.asarray(found))
+    inside = np.asarray(jax.vmap(lambda s: achieved(layout, s))(states))[:, 0, 0]
+    way = {name: 0.0 for name, there in zip(found, inside, strict=True) if there}
+    for name in (queue := list(way)):
+        for earlier in before.get(name, ()):
+            if earlier not in way:
+                way[earlier] = way[name] + 1
+                queue.append(earlier)
+    return states, np.array([way.get(name, far) for name in found])
 
 
 @pytest.mark.parametrize("name", ROOMS)
@@ -59,10 +59,9 @@ def test_lengths_are_those_of_the_dynamics(name):
     x = len(text.split("\n")[0]) - (3 if name == "block" else 2)  # the block's place is the last
     layout = mg.parse_map(text, goals=[[x, 1, x, 1]], horizon=0, **options)
     far = longest(layout)
-    grid, states, way = searched(layout, far)
-    lengths = jax.jit(jax.vmap(lambda s: make_lengths(layout)(s)[0]))(
-        states
-    )  # [S, 1, 1, C, D, Y, X]
+    states, way = searched(layout, far)
+    # [S, 1, 1, C, D, Y, X]
+    lengths = jax.jit(jax.vmap(lambda s: make_lengths(layout)(s)[0]))(states)
     human = int(layout.humans[0])
     x, y, d = (np.asarray(states.agents)[:, human, c] for c in range(3))
     held = np.asarray(states.items[:, :, 0] == CARRIED)
@@ -87,7 +86,7 @@ def test_humans_open_fetch_and_go_round(name, where, best):
     text, options = ROOMS[name]
     columns = len(text.split("\n")[0])
     layout = mg.parse_map(text, goals=[[columns - 2, 1, columns - 2, 1]], horizon=0, **options)
-    state = mg.make_grid(layout).initial
+    state = initial_state(layout)
     state = state._replace(
         agents=state.agents.at[int(layout.humans[0])].set(jnp.asarray(where, jnp.int8))
     )

@@ -10,8 +10,8 @@ import yaml
 
 from mbx.empo import multigrid as mg
 from mbx.empo.multigrid import layout as maps
+from mbx.empo.multigrid.render import ACTIONS, make_text
 from mbx.empo.multigrid.state import CARRIED, GONE, INSIDE, initial_state
-from mbx.empo.multigrid.text import ACTIONS, make_text
 
 FOLDER = importlib.resources.files("mbx.empo.multigrid") / "maps"
 NAMES = sorted(path.name.removesuffix(".yaml") for path in FOLDER.iterdir())

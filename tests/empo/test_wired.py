@@ -20,7 +20,7 @@ from mbx.agents import settings as shared
 from mbx.empo import suite as empo_envs
 from mbx.empo.agent import make_agent, resolve
 from mbx.empo.agent.settings import Settings
-from mbx.empo.multigrid.many import Choice, choose
+from mbx.empo.multigrid.family import Choice, make_many
 from mbx.settings import describe, from_dict
 from mbx.training import build
 from tests.empo.helpers import load
@@ -186,4 +186,4 @@ def test_every_setting_is_asked_about():
 def test_a_seed_that_chooses_no_map_is_refused(names):
     folder = names["maps"].removeprefix("empo:maps/")
     with pytest.raises(ValueError, match="env.map_seed=1 has no effect: .* has 3 maps, all of"):
-        choose(folder, Choice(maps=3, held_out=0, seed=1))
+        make_many(folder, Choice(maps=3, held_out=0, seed=1))

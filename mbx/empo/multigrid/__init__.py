@@ -4,9 +4,8 @@
     grid = make_grid(layout)                             # outcomes and goals as pure functions
     world = make_world("rock_gate")                      # what EMPO's agent trains on
 
-`layout` reads maps, `dynamics` lists what a joint action can lead to (`effects` what actions do,
-`chances` who wins and who stumbles), `export` lists all states for the exact solver, `packed` is
-the grid with one integer a cell.
+`layout` reads maps, `dynamics` lists what a joint action can lead to (`effects` what actions do),
+`export` lists all states for the exact solver, `packed` is the grid with one integer a cell.
 """
 
 from mbx.empo.multigrid.dynamics import Grid as Grid

@@ -7,6 +7,9 @@ others for that step. Leaving unsteady ground, an agent goes astray to its left 
 the stumbling probability each. A magic wall lets an agent through from its magic side with a
 probability, and may turn to stone when it does not. These rules reproduce the transitions of the
 reference's multigrid (docs/sources.md#empo). Axes: N agents, K outcomes of a joint action.
+
+An outcome is a number that is read digit by digit, each digit one event with its own number of
+ways; a number with something left over at the end stands for nothing and has probability 0.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mbx.empo.multigrid import chances, effects
+from mbx.empo.multigrid import effects
 from mbx.empo.multigrid import layout as maps
 from mbx.empo.multigrid.effects import Turn
 from mbx.empo.multigrid.layout import Layout
@@ -74,7 +77,7 @@ def make_bounds(layout: Layout) -> Bounds:
     sides = sum(4 if side == 4 else 1 for side in layout.magic_side.tolist())
     asking = min(int(layout.may_enter_magic.sum()), sides)
     ways = 3 if layout.magic_solidify else 2
-    bounds = Bounds(chances.max_winners(num), 3**shaky, ways**asking, ways)
+    bounds = Bounds(max_winners(num), 3**shaky, ways**asking, ways)
     if bounds.total > MAX_OUTCOMES:
         raise ValueError(
             f"{num} agents, {shaky} of them on unsteady ground and {asking} at magic walls at once,"
@@ -155,7 +158,7 @@ def _step(board: Board, start: Scene, actions: Scalars, outcome: Array) -> tuple
         shaky = tuple(step & (g != 0) for step, g in zip(steps, ground, strict=True))
         stumble = jnp.float32(layout.stumble)
         shares = (1.0 - stumble, stumble / 2.0, stumble / 2.0)
-        astray, prob, rest = chances.draw(shaky, rest, shares)
+        astray, prob, rest = draw(shaky, rest, shares)
         turned = (jnp.where(way == 2, 1, -way) for way in astray)  # 1 is left, 2 right
         heading = tuple((h + turn) & 3 for h, turn in zip(heading, turned, strict=True))
         scene = scene._replace(heading=heading)
@@ -170,13 +173,13 @@ def _step(board: Board, start: Scene, actions: Scalars, outcome: Array) -> tuple
         entry, solidify = jnp.float32(layout.magic_entry), jnp.float32(layout.magic_solidify)
         refusals = ((1.0 - entry) * (1.0 - solidify), (1.0 - entry) * solidify)
         shares = (entry, *refusals)[: bounds.magic_ways]  # ENTER, REFUSED, PETRIFIED
-        answer, chance, rest = chances.draw(asking, rest, shares)
+        answer, chance, rest = draw(asking, rest, shares)
         prob = prob * chance
     reaches = [(actions[i] >= maps.FORWARD) & scene.alive[i] for i in range(num)]
     claims = tuple(jnp.where(reaches[i], ahead[i], -1 - i) for i in range(num))
     fits = rest < bounds.contests
     rest = jnp.minimum(rest, bounds.contests - 1)
-    order, chance, rest = chances.contend(claims, rest, bounds.contests)
+    order, chance, rest = contend(claims, rest, bounds.contests)
     prob = jnp.where(fits & (rest == 0), prob * chance, 0.0)
     for agent in order:
         agent = effects.once(agent, num)
@@ -184,6 +187,71 @@ def _step(board: Board, start: Scene, actions: Scalars, outcome: Array) -> tuple
         turn = Turn(agent, *(effects.pick(values, agent) for values in seen), start)
         scene = effects.act(board, scene, turn, effects.pick(actions, agent))
     return effects.remembered(layout, start, scene, actions), prob
+
+
+def max_winners(num_agents: int) -> int:
+    """Largest product of block sizes over the ways to split `num_agents` contenders into blocks."""
+    best = [1] * (num_agents + 1)
+    for n in range(1, num_agents + 1):
+        best[n] = max(size * best[n - size] for size in range(1, n + 1))
+    return best[num_agents]
+
+
+def contend(claims: Scalars, outcome: Array, most: int) -> tuple[Scalars, Array, Array]:
+    """Who comes first in the `outcome`-th way to settle all contests.
+    claims: N numbers; equal ones contend. outcome: below the static bound `most`.
+    Returns (order, N agent numbers: winners and all who contend with nobody, then the rest, each by
+    number; probability of the way; what is left of `outcome`).
+    """
+    num, prob, first = len(claims), jnp.float32(1.0), []
+    for i in range(num):
+        same = [claims[i] == claims[j] for j in range(num)]
+        size = sum(x.astype(jnp.int32) for x in same)
+        rank = sum((x.astype(jnp.int32) for x in same[:i]), start=jnp.int32(0))
+        leads = rank == 0
+        radix = jnp.where(leads, size, 1)
+        outcome, digit = divide(outcome, radix, most)
+        prob = prob / radix
+        # A block's leader draws for it; the others look up whom it drew.
+        drawn = digit
+        for j in range(i):
+            drawn = jnp.where(same[j] & first[j][1], first[j][0], drawn)
+        first.append((drawn, leads, rank))
+    loses = [(rank != drawn).astype(jnp.int32) for drawn, _, rank in first]
+    winners = num - sum(loses)
+    place, lost = [], jnp.int32(0)
+    for i in range(num):
+        place.append(jnp.where(loses[i] > 0, winners + lost, i - lost))
+        lost = lost + loses[i]
+    order = tuple(
+        sum((jnp.where(place[i] == p, i, 0) for i in range(1, num)), start=jnp.int32(0))
+        for p in range(num)
+    )
+    return order, prob, outcome
+
+
+def draw(affected: Scalars, outcome: Array, shares: Scalars) -> tuple[Scalars, Array, Array]:
+    """What befalls each who is affected: (its digit, 0 for others; probability; rest of outcome).
+    shares: the probability of each digit.
+    """
+    digits, prob, ways = [], jnp.float32(1.0), len(shares)
+    for here in affected:
+        digit = jnp.where(here, outcome % ways, 0)
+        outcome = jnp.where(here, outcome // ways, outcome)
+        chance = shares[0]
+        for number, share in enumerate(shares[1:], start=1):
+            chance = jnp.where(digit == number, share, chance)
+        prob = prob * jnp.where(here, chance, 1.0)
+        digits.append(digit)
+    return tuple(digits), prob, outcome
+
+
+def divide(number: Array, by: Array, most: int) -> tuple[Array, Array]:
+    """Quotient and remainder of a number below `most`, by comparisons: these make vector code."""
+    quotient = jnp.zeros_like(number)
+    for multiple in range(1, most):
+        quotient = quotient + (number >= multiple * by)
+    return quotient, number - quotient * by
 
 
 def achieved(layout: Layout, state: State) -> Array:

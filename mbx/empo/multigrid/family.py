@@ -1,5 +1,6 @@
-"""Many maps in one program: the map is part of the state.
+"""Many maps in one program, a generator's or a folder's: the map is part of the state.
 
+    found = make_many("doors", Choice(maps=64, held_out=16))
     family = make_family(layouts)                  # maps of one size with equally many agents
     world = family_world(family, numbers, people)  # episodes begin on a map of those numbers
 
@@ -14,6 +15,7 @@ Axes: L maps, N agents (humans first), H humans, G goals, Y rows, X columns.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,10 +26,12 @@ import numpy as np
 from mbx.empo.multigrid import dynamics, packed
 from mbx.empo.multigrid import layout as maps
 from mbx.empo.multigrid.compact import make_features
-from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout
+from mbx.empo.multigrid.generate import generate
+from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout, read_worlds
 from mbx.empo.multigrid.state import GONE, State, board_arrays, initial_state
 from mbx.empo.multigrid.world import grid_world, make_prior, make_views
-from mbx.empo.power.named import HumanModel
+from mbx.empo.power.equations import PowerParams
+from mbx.empo.power.named import HumanModel, NamedWorld
 from mbx.empo.power.worlds import World
 from mbx.types import Array
 
@@ -314,7 +318,7 @@ def _start(layout: Layout) -> State:
     """Where an episode starts, missing items gone."""
     start = initial_state(layout)
     gone = (layout.items == 0).all(axis=1, keepdims=True)
-    return start._replace(items=jnp.where(gone, jnp.array([GONE, 0], jnp.int8), start.items))
+    return start._replace(items=jnp.where(gone, jnp.array([[GONE, 0]], jnp.int8), start.items))
 
 
 def _places(template: Layout, layouts: Sequence[Layout], starts: State) -> Place:
@@ -329,3 +333,84 @@ def _places(template: Layout, layouts: Sequence[Layout], starts: State) -> Place
 
     goals = np.stack([one.goals for one in layouts])
     return Place(jax.jit(jax.vmap(grid))(own, starts), jnp.asarray(goals, jnp.int8))
+
+
+class Choice(NamedTuple):
+    """Which maps of a source."""
+
+    maps: int = 64  # to train on; of a folder at most that many
+    held_out: int = 16  # others that only evaluations see
+    seed: int = 0  # of the generator, or of the draw of a folder's held-out maps
+
+
+def make_many(
+    source: str,
+    choice: Choice,
+    humans: HumanModel | None = None,
+    *,
+    params: PowerParams | None = None,
+    default: PowerParams | None = None,
+) -> NamedWorld:
+    """A world whose episodes begin on the maps to train on, and one on those held out.
+
+    Args:
+        source: a generator's name (`generate.KINDS`); or, with a / or a dot in it, the path of a
+            folder of YAML files, or of one file with several maps.
+        humans, params: None: as the maps' files say.
+        default: parameters where the files have none.
+
+    Raises:
+        ValueError: for an unknown generator, too few maps, a seed that chooses nothing, files that
+            differ in what they say of power and humans, maps that do not go together
+            (`make_family`), and humans that need a list of states.
+        FileNotFoundError: for a path where nothing is.
+    """
+    if choice.maps < 1 or choice.held_out < 0:
+        raise ValueError(
+            f"env.maps={choice.maps}, env.held_out={choice.held_out}: at least 1 and 0"
+        )
+    own, people, number = None, None, choice.held_out + choice.maps
+    if "/" in source or "." in source:
+        names, layouts, own, people = _read(source, choice)
+        order = np.random.default_rng(choice.seed).permutation(len(names))[:number]
+        family = make_family([layouts[i] for i in order], [names[i] for i in order])
+    else:
+        family = make_family(generate(source, number, seed=choice.seed))
+    params, humans = params or own or default, humans or people or HumanModel()
+    nu_h, every = params.nu_h if params else 0.0, np.arange(len(family.layouts))
+    new, training = every[: choice.held_out], every[choice.held_out :]
+    return NamedWorld(
+        family_world(family, training, humans, nu_h),
+        params,
+        held_out=family_world(family, new, humans, nu_h) if len(new) else None,
+        prior="uniform" if humans.model == "uniform" else "paths",
+    )
+
+
+def _read(path: str, choice: Choice) -> tuple[Any, ...]:
+    """Names and layouts of the maps at a path, and the parameters and humans that they give."""
+    if os.path.isdir(path):
+        files = sorted(os.path.join(path, n) for n in os.listdir(path) if n.endswith(".yaml"))
+        read = [(file, *found) for file in files for found in read_worlds(file)]
+    else:
+        read = [(f"{path}, map {n + 1}", *found) for n, found in enumerate(read_worlds(path))]
+    if not read:
+        raise ValueError(f"{path} holds no .yaml file: give a folder of maps")
+    if len(read) <= choice.held_out:
+        raise ValueError(
+            f"{path} has {len(read)} maps, of which env.held_out={choice.held_out} are for "
+            "evaluations: give more maps or hold fewer out"
+        )
+    if choice.seed and not choice.held_out and choice.maps >= len(read):
+        raise ValueError(
+            f"env.map_seed={choice.seed} has no effect: {path} has {len(read)} maps, all of "
+            "which are trained on; hold some out (env.held_out), or leave it 0"
+        )
+    for name, _, *given in read:
+        if given != list(read[0][2:]):
+            raise ValueError(
+                f"{name} says other things of power or humans than {read[0][0]}: one run has one "
+                "robot, give all the same"
+            )
+    names, layouts, *_ = zip(*read, strict=True)
+    return names, layouts, *read[0][2:]

@@ -123,12 +123,12 @@ def _ways(layout: Layout, state: State, human: int) -> Ways:
         inside = np.flatnonzero(layout.item_box[keys] == item) + 1
         # Who holds a key has taken it from there, out of the box if it was in one.
         extra = extra.at[np.concatenate([own, inside])].set(0.0)
-        cost += jnp.where(here, extra[:, None, None, None], 0.0)
+        cost += jnp.where(here[None, None], extra[:, None, None, None], 0.0)
         for hand in own:
             box = max(int(layout.item_box[item]), 0)
             boxed = _on(layout, state.items[box : box + 1], state.items[item, :1] == INSIDE)
             take = take.at[hand].set(jnp.where(here, 1.0, jnp.where(boxed, 2.0, jnp.inf)))
-    return Ways(cost + (_magic(layout, state, human) + _pushed(layout, state)), take)
+    return Ways(cost + (_magic(layout, state, human) + _pushed(layout, state))[None], take)
 
 
 def _magic(layout: Layout, state: State, human: int) -> Array:
@@ -141,7 +141,7 @@ def _magic(layout: Layout, state: State, human: int) -> Array:
         side = jnp.asarray(layout.magic_side)[number]
         right_side = (side == 4) | (jnp.arange(4) == (side + 2) % 4)
         each = jnp.where(right_side & (state.solid[number] == 0), tries, jnp.inf)
-        extra += jnp.where(here, each[:, None, None], 0.0)
+        extra += jnp.where(here[None], each[:, None, None], 0.0)
     return extra
 
 
@@ -155,7 +155,7 @@ def _pushed(layout: Layout, state: State) -> Array:
     taken |= _on(layout, layout.buttons) | _on(layout, layout.magic)
     stuck = jnp.stack([_ahead(taken, d) for d in range(4)])
     heavy, light = (_on(layout, state.movable, kind) for kind in (layout.heavy, ~layout.heavy))
-    return jnp.where(heavy | (light & stuck), help_steps(layout), 0.0)
+    return jnp.where(heavy[None] | (light[None] & stuck), help_steps(layout), 0.0)
 
 
 def _ways_left(layout: Layout, state: State, human: int, v: Array, ways: Ways) -> Array:

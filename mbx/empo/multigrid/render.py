@@ -1,26 +1,33 @@
-"""A grid's state as a picture: `make_render(layout)`, jit- and vmappable.
+"""A grid's state as a picture, `make_render(layout)`, and as text, `make_text(layout)`.
 
 Everything is a tile: a mask of shape [TILE, TILE] in one colour, laid over the cell it stands on.
 Humans are yellow and robots grey arrows, as in the reference's; agents that are out are drawn pale.
 A goal that a human pursues is outlined in that human's shade.
+
+Text has the symbols that maps are drawn with, and three that maps lack: `/` an open door, `!` an
+agent that is out for the rest of the episode, `=` an empty cell of a goal that is asked for. A
+map's own symbols (its legend) are not known here: a coloured door is a door.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout
+from mbx.empo.multigrid.layout import BUTTONS, HUMANS, ITEMS, NONE, ROBOTS, Layout
 from mbx.empo.multigrid.state import CARRIED, State
 
 Array = jax.Array
 
 TILE = 24
+ACTIONS = ("still", "left", "right", "forward", "toggle", "pick up", "drop")
+_DOORS, _ITEMS, _BUTTONS = "/DL", "k*x", "KPCX"  # in the order of their numbers
+_EMPTY, _GOAL, _OUT = ".", "=", "!"
 
 
 def _colors(text: str) -> np.ndarray:
@@ -82,7 +89,7 @@ def make_render(layout: Layout) -> Callable[..., Array]:
         for human, number in enumerate(() if goals is None else goals):
             shade = jnp.asarray(HUMAN_SHADES[human % len(HUMAN_SHADES)])
             outline = _outline(jnp.asarray(layout.goals)[human][number], height, width)
-            image = jnp.where(outline[..., None], shade, image)
+            image = jnp.where(outline[..., None], shade[None, None, None, None], image)
         for x, y, mask, color in _tiles(layout, masks, state):
             cell = (rows == y)[:, None] & (columns == x)[None]  # none where that is outside
             image = _over(image, cell, mask, color)
@@ -94,7 +101,8 @@ def make_render(layout: Layout) -> Callable[..., Array]:
 def _over(image: Array, cells: Array, mask: Array, color: Any) -> Array:
     """The image `[height, TILE, width, TILE, 3]` with `mask` on marked cells `[height, width]`."""
     covered = cells[:, None, :, None] & mask[None, :, None, :]
-    return jnp.where(covered[..., None], jnp.asarray(color, jnp.uint8), image)
+    color = jnp.asarray(color, jnp.uint8)[None, None, None, None]
+    return jnp.where(covered[..., None], color, image)
 
 
 def _outline(rectangle: Array, height: int, width: int) -> Array:
@@ -160,3 +168,51 @@ def _tiles(layout: Layout, masks: dict[str, Array], state: State) -> Iterator[tu
         for item, (where, bearer) in enumerate(state.items):
             held = masks["dot"] & (where == CARRIED) & (bearer == number)
             yield x, y, held, palette[layout.item_color[item]]
+
+
+def make_text(layout: Layout) -> Callable[[State, Sequence[int] | None], str]:
+    """`draw(state, goals=None)`: the map as it is now, a line a row.
+    What it returns takes `goals` `[H]`, the goal of each human that is to be shown, or -1.
+    """
+    layout = jax.device_get(layout)
+    ground = np.full(layout.wall.shape, _EMPTY)
+    for cells, symbol in (
+        (layout.floor != NONE, ","),
+        (layout.unsteady, "u"),
+        (layout.switch, "s"),
+        (layout.lava, "~"),
+        (layout.wall, "#"),
+    ):
+        ground[cells] = symbol
+    buttons = [_BUTTONS[kind] for kind in layout.button_kind]
+
+    def things(now: State) -> Iterator[tuple[Any, str]]:
+        """Places and symbols of what lies on the ground, the lowest first."""
+        yield from zip(layout.magic, np.where(now.solid > 0, "#", "m"), strict=True)
+        yield from zip(layout.buttons, buttons, strict=True)
+        yield from zip(layout.doors, (_DOORS[state] for state in now.doors), strict=True)
+        yield from zip(now.movable, np.where(layout.heavy, "o", "b"), strict=True)
+        yield from (
+            (place, _ITEMS[kind])
+            for place, kind in zip(now.items, layout.item_kind, strict=True)
+            if place[0] >= 0
+        )
+        if layout.wall[0, 0]:  # where a family's maps have what others have and they lack
+            yield (0, 0), "#"
+
+    def draw(state: State, goals: Sequence[int] | None = None) -> str:
+        now, cells = jax.device_get(state), ground.copy()
+        for (x, y), symbol in things(now):
+            cells[y, x] = symbol
+        for human, goal in enumerate(() if goals is None else goals):
+            if goal >= 0:
+                x1, y1, x2, y2 = layout.goals[human, goal]
+                inside = cells[y1 : y2 + 1, x1 : x2 + 1]
+                inside[inside == _EMPTY] = _GOAL
+        for (x, y, heading), human, alive in zip(
+            now.agents, layout.is_human, now.alive, strict=True
+        ):
+            cells[y, x] = (HUMANS if human else ROBOTS)[heading] if alive else _OUT
+        return "\n".join("".join(row) for row in cells.tolist())
+
+    return draw

@@ -129,7 +129,7 @@ def board_arrays(layout: Layout) -> dict[str, Array]:
 
 def goal_cells(layout: Layout) -> Array:
     """`[H, G, height, width]` bool: the cells of each goal. The layout's goals may be traced."""
-    y, x = np.indices(layout.wall.shape)
+    y, x = np.indices(layout.wall.shape)[:, None, None]
     x1, y1, x2, y2 = jnp.moveaxis(jnp.asarray(layout.goals), -1, 0)[..., None, None]
     return (x1 <= x) & (x <= x2) & (y1 <= y) & (y <= y2)
 

@@ -17,9 +17,8 @@ from mbx.empo.multigrid import dynamics
 from mbx.empo.multigrid.export import TooManyStates, export
 from mbx.empo.multigrid.layout import Layout, load_world
 from mbx.empo.multigrid.paths import make_paths
-from mbx.empo.multigrid.render import make_render
+from mbx.empo.multigrid.render import ACTIONS, make_render, make_text
 from mbx.empo.multigrid.state import CARRIED, INSIDE, State
-from mbx.empo.multigrid.text import ACTIONS, make_text
 from mbx.empo.power.equations import PowerParams
 from mbx.empo.power.named import HumanModel, NamedWorld
 from mbx.empo.power.solver import solve
