@@ -30,14 +30,11 @@ class Oracle:
         world = self.read(state)
         acts = self.commanded(world, list(actions))
         found: dict = {}
+        stumble = self.layout.stumble
+        ways = [(0, 1 - stumble), (-1, stumble / 2), (1, stumble / 2)]
+        shaky = [self.layout.unsteady[agent[1::-1]] for agent in world["agents"]]
         slips = [
-            [
-                (0, 1 - self.layout.stumble),
-                (-1, self.layout.stumble / 2),
-                (1, self.layout.stumble / 2),
-            ]
-            if self.walks(world, acts, i) and self.layout.unsteady[world["agents"][i][1::-1]]
-            else [(0, 1.0)]
+            ways if shaky[i] and self.walks(world, acts, i) else [(0, 1.0)]
             for i in range(len(acts))
         ]
         for slip in itertools.product(*slips):
@@ -69,18 +66,8 @@ class Oracle:
         )
 
     def key(self, world, time):
-        flat = [
-            *np.ravel(world["agents"]),
-            *world["alive"],
-            *np.ravel(world["movable"]),
-            *world["doors"],
-            *np.ravel(world["items"]),
-            *np.ravel(world["buttons"]),
-            *world["forced"],
-            *world["solid"],
-            time,
-        ]
-        return tuple(int(x) for x in flat)
+        parts = [np.ravel(part).astype(int) for part in world.values()]  # in the order of `State`
+        return (*np.concatenate(parts).tolist(), time)
 
     # Before the step, and chance
 
@@ -196,7 +183,7 @@ class Oracle:
             if w is None:
                 return
             if answer != "in":
-                world["solid"][w] = world["solid"][w] or answer == "stone"
+                world["solid"][w] |= answer == "stone"
                 return
         for m, place in enumerate(world["movable"]):
             if place != cell:

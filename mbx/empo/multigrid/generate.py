@@ -12,11 +12,10 @@ nothing), a cell of its own room (1/6) and two in the other (1/3 each).
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +30,7 @@ _TRIES = 20_000
 Cell = tuple[int, int]
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """What a generator draws."""
 
     humans: int = 1  # how many
