@@ -299,9 +299,12 @@ def _things(found: dict[str, list]) -> dict[str, np.ndarray]:
     ]
     inside = [NONE] * len(items) + [box for box, _ in held]
     items += [thing for _, thing in held]
-    buttons = [thing for kind in BUTTONS for thing in found[kind]]
-    switches = len(found["disabling_switch"])
-    others, last = buttons[: len(buttons) - switches], buttons[len(buttons) - switches :]
+    buttons = [thing for kind in BUTTONS[:-1] for thing in found[kind]]
+    targets = [
+        _numbers(buttons, "target", GROUPS),
+        _numbers(found["disabling_switch"], "target", BUTTONS),
+    ]
+    buttons += found["disabling_switch"]
     return dict(
         movable=_places(rocks + blocks),
         heavy=np.arange(len(rocks) + len(blocks)) < len(rocks),
@@ -315,9 +318,7 @@ def _things(found: dict[str, list]) -> dict[str, np.ndarray]:
         buttons=_places(buttons),
         button_kind=_numbers(buttons, "type", BUTTONS),
         button_trigger=_numbers(buttons, "trigger", GROUPS),
-        button_target=np.concatenate(
-            [_numbers(others, "target", GROUPS), _numbers(last, "target", BUTTONS)]
-        ),
+        button_target=np.concatenate(targets),
         magic=_places(found["magic_wall"]),
         magic_side=_numbers(found["magic_wall"], "side", objects.SIDES),
     )
