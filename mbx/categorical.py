@@ -1,9 +1,5 @@
 """Discrete actions: one-hot draws, and MPPI over sequences of them.
 
-    plan = categorical.plan(key, score, mean, std, config=mppi.MPPIConfig())
-    plan.action                                   # [B, A], one-hot
-    plan.mean                                     # [B, T, A], probabilities
-
 The planner is that of `mbx.mppi` with a categorical distribution a step in the place of a Gaussian:
 candidates are sequences of one-hot actions, and probabilities are refitted to the elites by their
 weights. It knows no model either.
@@ -30,7 +26,6 @@ from mbx.mppi import Key, MPPIConfig, Plan, Refit, ScoreFn
 
 def mixed_logits(logits: Array, unimix: float) -> Array:
     """Log-probabilities of (1 - unimix) softmax + unimix / A, float32 `[..., A]`.
-
     Source: DreamerV3 (arXiv 2301.04104), "unimix categoricals".
     """
     logits = logits.astype(jnp.float32)
@@ -48,7 +43,6 @@ def straight_through(log_probs: Array, one_hot: Array) -> Array:
 
 def draw(log_probs: Array, eps: Array) -> Array:
     """One-hot draws `[..., A]` made of standard normal numbers `[..., A]`.
-
     Normal numbers become Gumbel ones by their distribution functions, and the largest sum wins
     (Gumbel-max). With `eps` 0, as for a Gaussian policy without noise, it is the likeliest action.
 
@@ -83,12 +77,8 @@ def kl(p: Array, q: Array) -> Array:
 
 
 def probabilities(weights: Array, mask: Array | None = None, least: Array | float = 0.0) -> Array:
-    """Weights as probabilities of at least `least` each; uniform where all weights are 0.
-
-    Args:
-        weights: `[..., A]`, 0 or more.
-        mask: `[..., A]`, 0 for actions that do not exist.
-        least: no more than one in A.
+    """Weights `[..., A]`, 0 or more, as probabilities of at least `least` (at most one in A) each.
+    They are uniform where all weights are 0. mask: `[..., A]`, 0 for actions that do not exist.
     """
     mask = jnp.ones_like(weights) if mask is None else jnp.broadcast_to(mask, weights.shape)
     weights = weights * mask

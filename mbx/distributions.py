@@ -1,16 +1,13 @@
-"""Distribution arithmetic on plain arrays: symlog, two-hot, tanh-Gaussian policies, advantage
-weights.
+"""Distribution arithmetic on arrays: symlog, two-hot, tanh-Gaussian policies, advantage weights.
 
-Arrays go in and come out; distribution objects stay inside. Everything is computed in float32,
-whatever the network's dtype. Leading axes `...` are free. Axes: K bins, A action dims, N candidate
-actions.
+Everything is computed in float32, whatever the network's dtype. Leading axes `...` are free. Axes:
+K bins, A action dims, N candidate actions.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +39,7 @@ def symexp(x: ArrayLike) -> Array:
 
 def bins(low: float, high: float, num: int) -> Array:
     """Evenly spaced bins [num], float32, for the two-hot functions (in symlog space there).
-
-    Raises:
-      ValueError: low >= high, or fewer than one bin.
+    Raises ValueError for low >= high, or fewer than one bin.
     """
     if num < 1:
         raise ValueError(f"num is {num}: use at least 2 bins, or 1 for plain symlog regression")
@@ -54,8 +49,8 @@ def bins(low: float, high: float, num: int) -> Array:
 
 
 def two_hot(x: ArrayLike, bins: Array) -> Array:
-    """Two-hot code of symlog(x): mass on the two neighbouring bins, so that the code's mean is
-    symlog(x).
+    """Two-hot code [..., K], float32, of symlog(x): mass on the two neighbouring bins, so that the
+    code's mean is symlog(x).
 
     Values beyond the bins are clipped to them. With a single bin there is nothing to distribute:
     the "code" is symlog(x) itself, a regression target. Source: DreamerV3, section "Critic
@@ -64,9 +59,6 @@ def two_hot(x: ArrayLike, bins: Array) -> Array:
     Args:
       x: [...] real.
       bins: [K] increasing, in symlog space, of any spacing.
-
-    Returns:
-      [..., K] float32.
 
     Examples:
       >>> bins = distributions.bins(-1.0, 1.0, 3)
@@ -78,28 +70,20 @@ def two_hot(x: ArrayLike, bins: Array) -> Array:
 
 def two_hot_linear(y: ArrayLike, bins: Array) -> Array:
     """As `two_hot`, for y [...] already in the space of the bins.
-
-    With bins = symexp(linspace) and y = x this is the code of the official DreamerV3, whose bins
-    are in real space.
+    With bins = symexp(linspace) and y = x: the code of the official DreamerV3, in real space.
     """
     y, bins = _float(y), _check_bins(bins)
     if bins.shape[0] == 1:
         return y[..., None]
-    lower, weight = _two_hot_position(y, bins)
-    k = jnp.arange(bins.shape[0], dtype=jnp.int32)
-    k = k.reshape((1,) * y.ndim + (-1,))
-    lower, weight = lower[..., None], weight[..., None]
+    lower, weight = (x[..., None] for x in _two_hot_position(y, bins))
+    k = jnp.arange(bins.shape[0], dtype=jnp.int32).reshape((1,) * y.ndim + (-1,))
     return jnp.where(k == lower, 1.0 - weight, 0.0) + jnp.where(k == lower + 1, weight, 0.0)
 
 
 def two_hot_mean(logits: Array, bins: Array) -> Array:
     """symexp(sum_k softmax(logits)_k bins_k), the mean taken in symlog space: logits [..., K] ->
-    [...] real.
-
-    With one bin: symexp(logits[..., 0]).
-
-    Raises:
-      ValueError: logits and bins do not fit.
+    [...] real. With one bin: symexp(logits[..., 0]).
+    Raises ValueError where logits and bins do not fit.
     """
     logits, bins = _check_logits(logits, bins)
     if bins.shape[0] == 1:
@@ -132,12 +116,9 @@ _softmax_mean.defvjp(_softmax_mean_forward, _softmax_mean_backward)
 
 def two_hot_linear_mean(logits: Array, bins: Array) -> Array:
     """sum_k softmax(logits)_k bins_k for bins in real space: logits [..., K] -> [...].
-
     Bins symmetric about 0 are summed in mirrored pairs, so that equal logits give exactly 0
-    although the outer bins are huge. Source: official DreamerV3 (outs.TwoHot).
-
-    Raises:
-      ValueError: logits and bins do not fit.
+    although the outer bins are huge. Raises ValueError where logits and bins do not fit.
+    Source: official DreamerV3 (outs.TwoHot).
     """
     logits, bins = _check_logits(logits, bins)
     terms = jax.nn.softmax(logits) * reductions.expand(bins, logits.ndim)
@@ -145,7 +126,7 @@ def two_hot_linear_mean(logits: Array, bins: Array) -> Array:
 
 
 def two_hot_cross_entropy(logits: Array, x: ArrayLike, bins: Array) -> Array:
-    """-sum_k two_hot(x)_k log_softmax(logits)_k.
+    """-sum_k two_hot(x)_k log_softmax(logits)_k, float32 [...].
 
     With one bin, where a cross-entropy would be 0 whatever the logit: (logits - symlog(x))^2.
     Gradients flow into x too; stop them where x is a target.
@@ -154,9 +135,6 @@ def two_hot_cross_entropy(logits: Array, x: ArrayLike, bins: Array) -> Array:
       logits: [..., K].
       x: [...] real targets.
       bins: [K] in symlog space.
-
-    Returns:
-      [...] float32.
 
     Raises:
       ValueError: logits, x and bins do not fit.
@@ -204,15 +182,8 @@ def shift_logits(
     """Moves a two-hot distribution: first scaled in symlog space, then shifted in real space.
 
     Every bin's mass goes to where the bin moves to, split over the two nearest bins and clipped to
-    the range. Source: docs/sources.md#ensembles.
-
-    Args:
-      logits: [..., K].
-      bins: [K] in symlog space.
-      shift, scale: numbers or [...].
-
-    Returns:
-      [..., K] logits, the logarithm of the moved mass plus 1e-8.
+    the range. logits [..., K], bins [K] in symlog space, shift and scale numbers or [...] -> logits
+    [..., K], the logarithm of the moved mass plus 1e-8. Source: docs/sources.md#ensembles.
     """
     logits, bins = _check_logits(logits, bins)
     lower, weight = _two_hot_position(_moved_bins(logits, bins, shift, scale), bins)
@@ -223,9 +194,7 @@ def shifted_mean(
     logits: Array, bins: Array, shift: ArrayLike = 0.0, scale: ArrayLike = 1.0
 ) -> Array:
     """`two_hot_mean(shift_logits(...), bins)` without the moved distribution: [..., K] -> [...].
-
-    Splitting a mass over its two nearest bins keeps its mean, so that only the clipping to the
-    range is left to do.
+    Splitting a mass over its two nearest bins keeps its mean: only the clipping is left to do.
     """
     logits, bins = _check_logits(logits, bins)
     moved = jnp.clip(_moved_bins(logits, bins, shift, scale), bins[0], bins[-1])
@@ -234,16 +203,15 @@ def shifted_mean(
 
 def _moved_bins(logits: Array, bins: Array, shift: ArrayLike, scale: ArrayLike) -> Array:
     """Where every bin of every distribution goes, in symlog space: [..., K]."""
-    scale = jnp.broadcast_to(_float(scale), logits.shape[:-1])[..., None]
-    shift = jnp.broadcast_to(_float(shift), logits.shape[:-1])[..., None]
-    symlog_bins = reductions.expand(bins, logits.ndim)
-    return symlog(symexp(symlog_bins * scale) + shift)
+    shift, scale = (
+        jnp.broadcast_to(_float(x), logits.shape[:-1])[..., None] for x in (shift, scale)
+    )
+    return symlog(symexp(reductions.expand(bins, logits.ndim) * scale) + shift)
 
 
 @gradients.Written
 def _share(mass: Array, lower: Array, weight: Array) -> Array:
     """Masses [..., K] moved to the bins `lower` and, by their `weight`, the ones above.
-
     A scatter of K numbers, where a matrix of two-hot codes would have K^2; its gradient gathers.
     """
     flat, index, share = (x.reshape(-1, x.shape[-1]) for x in (mass, lower, weight))
@@ -271,9 +239,7 @@ def bounded_log_std(raw: Array, min: ArrayLike = -10.0, max: ArrayLike = 2.0) ->
 
 
 def gaussian_log_prob(eps: Array, log_std: Array) -> Array:
-    """Log-density of mean + eps exp(log_std) under the diagonal Gaussian, summed over A: [..., A]
-    -> [...].
-    """
+    """Log-density of mean + eps exp(log_std) under the diagonal Gaussian: [..., A] -> [...]."""
     eps, log_std = _float(eps), _float(log_std)
     return jnp.sum(-0.5 * jnp.square(eps) - log_std - _HALF_LOG_2PI, axis=-1)
 
@@ -281,31 +247,22 @@ def gaussian_log_prob(eps: Array, log_std: Array) -> Array:
 def squash(
     mean: Array, pre_action: Array, log_prob: Array, jacobian_scale: ArrayLike = 1.0
 ) -> tuple[Array, Array, Array]:
-    """tanh of mean and action, and the log-density after it.
+    """tanh(mean), a = tanh(pre_action), and log_prob - jacobian_scale sum_a ln(1 - a^2 + 1e-6).
 
     Args:
       mean, pre_action: [..., A] before the tanh.
       log_prob: [...] log-density of pre_action.
       jacobian_scale: 1 for the density of the squashed action; 0 leaves log_prob as it is.
-
-    Returns:
-      tanh(mean) [..., A], tanh(pre_action) [..., A], log_prob - jacobian_scale sum_a ln(1 - a^2 +
-      1e-6) [...].
     """
     action = _tanh(_float(pre_action))
     return _tanh(_float(mean)), action, _float(log_prob) - jacobian_scale * _log_jacobian(action)
 
 
 def squashed_log_prob(action: Array, mean: Array, log_std: Array) -> Array:
-    """Log-density of stored actions under tanh(Normal(mean, exp(log_std))), summed over A: [..., A]
-    -> [...].
+    """Log-density [...] of stored actions under tanh(Normal(mean, exp(log_std))), summed over A.
 
-    Actions are clipped to +-0.9999, where atanh is still tame: what a planner puts on the bound has
-    a finite density.
-
-    Args:
-      action: [..., A] in [-1, 1].
-      mean, log_std: [..., A] before the tanh.
+    Actions [..., A] in [-1, 1] are clipped to +-0.9999, where atanh is still tame: what a planner
+    puts on the bound has a finite density. mean, log_std: [..., A] before the tanh.
     """
     action = jnp.clip(_float(action), -_ACTION_LIMIT, _ACTION_LIMIT)
     log_std = _float(log_std)
@@ -313,28 +270,21 @@ def squashed_log_prob(action: Array, mean: Array, log_std: Array) -> Array:
     return gaussian_log_prob(eps, log_std) - _log_jacobian(action)
 
 
-def entropy_multiplier(action_dim: ArrayLike, power: ArrayLike = 1.0) -> Array:
-    """action_dim ** power: how entropy is scaled with the number of action dims."""
-    return _float(action_dim) ** power
-
-
 def scaled_entropy(log_prob: Array, action_dim: ArrayLike, power: ArrayLike = 1.0) -> Array:
     """-action_dim ** power * log_prob, elementwise [...].
 
     With power 1 and the log-density *before* the tanh this is TD-MPC2's scaled entropy: the
     reference multiplies the squashed entropy by (A logp) / (squashed logp), and the Jacobian
-    cancels. Here without its 0/0.
-
-    Args:
-      log_prob: [...] log-density, before the tanh for TD-MPC2's form.
-      action_dim: A, or the number of unmasked dims, a number or [...].
+    cancels. Here without its 0/0. action_dim: A, or the number of unmasked dims, a number or [...].
     """
-    return -_float(log_prob) * entropy_multiplier(action_dim, power)
+    return -_float(log_prob) * _float(action_dim) ** power
 
 
 def gaussian_kl(mean_p: Array, std_p: Array, mean_q: Array, std_q: Array) -> Array:
     """KL(p || q) of diagonal Gaussians for every dim, unsummed: [..., A] four times -> [..., A]."""
-    distrax = _distrax()
+    with warnings.catch_warnings():  # imported late: it takes a second, and its packages warn
+        warnings.simplefilter("ignore")
+        import distrax
     p = distrax.Normal(_float(mean_p), _float(std_p))
     return p.kl_divergence(distrax.Normal(_float(mean_q), _float(std_q)))
 
@@ -343,17 +293,11 @@ def gaussian_kl(mean_p: Array, std_p: Array, mean_q: Array, std_q: Array) -> Arr
 
 
 def awr_weights(values: Array, temperature: ArrayLike, mode: str = "divide") -> Array:
-    """softmax over the last axis of values / temperature ("divide") or values * temperature
-    ("multiply").
+    """Softmax over the last axis of values [..., N] by a temperature, float32 [..., N] of sum 1.
 
     Args:
-      values: [..., N].
-      temperature: a number; "divide" sharpens as it falls, "multiply" (TD-MPC2's planner) as it
-        grows.
-      mode: "divide" | "multiply".
-
-    Returns:
-      [..., N] float32, of sum 1.
+      temperature: a number.
+      mode: "divide" values by it, which sharpens as it falls, or "multiply" (TD-MPC2's planner).
 
     Raises:
       ValueError: unknown mode.
@@ -372,22 +316,12 @@ def awr_weights(values: Array, temperature: ArrayLike, mode: str = "divide") -> 
 
 def effective_samples(weights: Array) -> Array:
     """How many equally weighted samples `weights` [..., N] of sum 1 are worth: 1 / sum w^2, [...].
-
-    Source: Kish, Survey Sampling (1965); 1 where one sample has all the weight, N where all are
-    equal.
+    1 where one has all the weight, N where all are equal. Source: Kish, Survey Sampling (1965).
     """
     return 1.0 / jnp.sum(jnp.square(weights), axis=-1)
 
 
 # Helpers
-
-
-def _distrax() -> ModuleType:
-    """Imported late: it takes a second, and its dependencies warn of deprecations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import distrax
-    return distrax
 
 
 def _float(x: ArrayLike) -> Array:
@@ -401,8 +335,7 @@ def _tanh(x: Array) -> Array:
 
 
 def _log_jacobian(action: Array) -> Array:
-    """sum_a ln(1 - a^2 + 1e-6), floored where rounding makes 1 - a^2 negative: [..., A] ->
-    [...]."""
+    """sum_a ln(1 - a^2 + 1e-6), floored where rounding makes 1 - a^2 negative."""
     return jnp.sum(jnp.log(jax.nn.relu(1.0 - jnp.square(action)) + _JACOBIAN_EPS), axis=-1)
 
 

@@ -45,7 +45,6 @@ class Window(NamedTuple):
 
 def squared_error(prediction: Array, target: Array) -> Array:
     """Mean over all axes but the first two: `[T, B, ...]` twice -> `[T, B]`.
-
     Raises ValueError where the shapes differ.
     """
     if prediction.shape != target.shape:
@@ -61,10 +60,7 @@ def no_metrics(prediction: Any, target: Any) -> Mapping[str, Array]:
 
 
 class Head(NamedTuple):
-    """An auxiliary head.
-
-    On several devices a custom `loss` or `metrics` gets the rows of the whole batch.
-    """
+    """An auxiliary head. On several devices its own `loss` or `metrics` gets the whole batch."""
 
     # task -> a flax module (or anything with `init(key, *inputs)` and `apply`)
     network: Callable[[EnvSpec], Any]
@@ -81,9 +77,7 @@ _KNOWN: dict[str, Head] = {}
 
 def register(name: str, head: Head) -> None:
     """Register a head for `loss.heads`, replacing one of the same name.
-
-    Raises:
-        ValueError: for a name that `loss.heads` could not hold.
+    Raises ValueError for a name that `loss.heads` could not hold.
 
     Examples:
         >>> heads.register("no name", None)
@@ -138,47 +132,45 @@ class Heads:
 
     def losses(self, params: Params, window: Window) -> tuple[dict[str, Array], dict[str, Array]]:
         """Losses by name, and the metrics as NAME/METRIC, all `[T, B]` without the mask.
-
-        Raises:
-            ValueError: naming the head, where its loss or a metric has another shape.
+        Raises ValueError, which names the head, where its loss or a metric has another shape.
         """
         losses, metrics = {}, {}
         for name, head in self.heads.items():
-            read = _inputs(name, head, window)
-            prediction = self.modules[name].apply({"params": params[name]}, *read)
-            target = jax.lax.stop_gradient(head.target(window))
-            # A custom loss may compare rows: it gets those of all devices.
-            compares = head.loss is not squared_error or head.metrics is not no_metrics
-            if compares:
-                prediction, target = (
-                    jax.tree.map(functools.partial(collectives.all_gather, axis=1), tree)
-                    for tree in (prediction, target)
-                )
-            try:
-                loss = head.loss(prediction, target)
-            except ValueError as error:
-                raise ValueError(f"head {name!r}: {error}") from error
-            found = {
-                f"{name}/{metric}": x for metric, x in head.metrics(prediction, target).items()
-            }
-            steps, rows = window.mask.shape
-            wanted = (steps, rows * (collectives.axis_size() if compares else 1))
-            for what, x in {f"the loss of head {name!r}": loss, **found}.items():
-                if jnp.shape(x) != wanted:
-                    raise ValueError(f"{what} is {_words(x)}, wanted {list(wanted)}, as [T, B]")
-            if wanted[1] > rows:
-                own = collectives.row_offset(rows) + jnp.arange(rows)
-                loss, found = jax.tree.map(
-                    functools.partial(jnp.take, indices=own, axis=1), (loss, found)
-                )
-            losses[name] = loss
+            losses[name], found = self._loss(name, head, params[name], window)
             metrics |= found
         return losses, metrics
+
+    def _loss(
+        self, name: str, head: Head, params: Params, window: Window
+    ) -> tuple[Array, dict[str, Array]]:
+        prediction = self.modules[name].apply({"params": params}, *_inputs(name, head, window))
+        target = jax.lax.stop_gradient(head.target(window))
+        # A custom loss may compare rows: it gets those of all devices, which returns these rows'.
+        compares = head.loss is not squared_error or head.metrics is not no_metrics
+        steps, rows = window.mask.shape
+        devices = collectives.axis_size() if compares else 1
+        if compares:
+            prediction, target = (
+                jax.tree.map(functools.partial(collectives.all_gather, axis=1), tree)
+                for tree in (prediction, target)
+            )
+        try:
+            loss = head.loss(prediction, target)
+        except ValueError as error:
+            raise ValueError(f"head {name!r}: {error}") from error
+        metrics = {f"{name}/{key}": x for key, x in head.metrics(prediction, target).items()}
+        for what, x in {f"the loss of head {name!r}": loss, **metrics}.items():
+            if jnp.shape(x) != (steps, rows * devices):
+                wanted = [steps, rows * devices]
+                raise ValueError(f"{what} is {_words(x)}, wanted {wanted}, as [T, B]")
+        if devices > 1:
+            own = collectives.row_offset(rows) + jnp.arange(rows)
+            return jax.tree.map(lambda x: jnp.take(x, own, axis=1), (loss, metrics))
+        return loss, metrics
 
 
 def make_heads(terms: Mapping[str, float | None], spec: EnvSpec) -> Heads | None:
     """The heads for coefficients by name (None: as declared); None without any.
-
     Raises ValueError for an unknown name.
     """
     if not terms:

@@ -26,9 +26,7 @@ Params = Any
 
 def mish(x: Array) -> Array:
     """Mish, `x * tanh(softplus(x))`, with one exponential instead of three (any shape).
-
-    With n = e^x (e^x + 2), tanh(softplus(x)) = n / (n + 2); x is capped at 20 inside the
-    exponential, where the quotient is 1 in float32.
+    With n = e^x (e^x + 2), tanh(softplus(x)) = n / (n + 2), which is 1 in float32 from x = 20 on.
     """
     e = jnp.exp(jnp.minimum(x, 20.0))
     n = e * (e + 2.0)
@@ -37,7 +35,6 @@ def mish(x: Array) -> Array:
 
 def sim_norm(x: Array, group_size: int = 8) -> Array:
     """Softmax over groups of `group_size` consecutive features: `[..., L] -> [..., L]`.
-
     Raises ValueError when L is not divisible by `group_size`. Source: TD-MPC2, section 3.1.
     """
     if x.shape[-1] % group_size:
@@ -51,7 +48,6 @@ def sim_norm(x: Array, group_size: int = 8) -> Array:
 
 class Dense(nn.Module):
     """Linear layer over one or several inputs `[..., in_i]` -> `[..., features]`.
-
     Equal to a dense layer on the concatenation; inputs may broadcast against each other.
     """
 
@@ -113,7 +109,6 @@ class NormedDense(nn.Module):
 
 def dropout(key: Array, x: Array, rate: float) -> Array:
     """`x` `[..., B, F]` with the share `rate` of its numbers 0, the others as much larger.
-
     Of a part of a batch (`mbx.fast.collectives`) those of its rows that it would be in the whole.
     """
     keep = gradients.drawn_once(functools.partial(_kept, key, 1.0 - rate, x.shape), x.shape)
@@ -152,10 +147,8 @@ class MLP(nn.Module):
             layer = NormedDense(size, dropout=dropout, dtype=self.dtype, name=f"layer_{i}")
             inputs = (layer(*inputs),)
         if self.out_activation is None:
-            x = Dense(self.features, zero_init=self.zero_last, dtype=self.dtype, name="out")(
-                *inputs
-            )
-            return x.astype(jnp.float32)
+            last = Dense(self.features, self.zero_last, self.dtype, name="out")
+            return last(*inputs).astype(jnp.float32)
         out = NormedDense(self.features, lambda x: x, dtype=self.dtype, name="out")(*inputs)
         return self.out_activation(out.astype(jnp.float32))
 
@@ -183,15 +176,8 @@ class ConvEncoder(nn.Module):
         # PyTorch's default for convolutions: uniform with bound 1/sqrt(fan_in).
         init = nn.initializers.variance_scaling(1.0 / 3.0, "fan_in", "uniform")
         for i, (kernel, stride) in enumerate(((7, 2), (5, 2), (3, 2), (3, 1))):
-            x = nn.Conv(
-                self.channels,
-                (kernel, kernel),
-                stride,
-                padding="VALID",
-                kernel_init=init,
-                conv_general_dilated=_conv_layer,
-                name=f"conv_{i}",
-            )(x)
+            own = dict(padding="VALID", kernel_init=init, conv_general_dilated=_conv_layer)
+            x = nn.Conv(self.channels, (kernel, kernel), stride, name=f"conv_{i}", **own)(x)
             x = nn.relu(x) if i < 3 else x
         x = jnp.moveaxis(x, -1, -3).reshape(*batch, -1)
         return sim_norm(x, self.simnorm_dim) if self.simnorm_dim else x
@@ -199,7 +185,6 @@ class ConvEncoder(nn.Module):
 
 class MixedEncoder(nn.Module):
     """Encoder of an image and a vector: convolutions and dense layers, joined by a last network.
-
     What comes out of `image` and `vector` should be of one size, so that neither drowns the other.
     """
 
@@ -262,19 +247,14 @@ class MLPWithPrior(nn.Module):
 
     With `out_activation` the prior joins before it, so that latents stay normalised. The prior's
     hidden layers are `prior_div` times narrower than the main ones, at least 8 wide.
-
-    Attributes:
-        combine: (main, scaled prior) -> output, another way to join them.
-        prior_features: the prior's outputs where they are not the main ones (1 for a number that
-            shifts a predicted distribution).
     """
 
     hidden: Sequence[int]
     features: int
     scale: float
     prior_div: int = 16
-    prior_features: int = 0
-    combine: Callable[[Array, Array], Array] = jnp.add
+    prior_features: int = 0  # outputs of the prior; 0: as many as the main ones
+    combine: Callable[[Array, Array], Array] = jnp.add  # (main, scaled prior) -> output
     out_activation: Callable[[Array], Array] | None = None
     zero_last: bool = False
     dropout: float = 0.0
@@ -284,22 +264,12 @@ class MLPWithPrior(nn.Module):
     def __call__(self, *inputs: Array) -> Array:
         narrow = [max(size // self.prior_div, 8) for size in self.hidden]
         prior = PriorMLP(narrow, self.prior_features or self.features, name="prior")(*inputs)
-        prior = self.scale * prior
-
-        def join(x: Array) -> Array:
-            assert self.out_activation is not None
-            return self.out_activation(self.combine(x, prior))
-
-        main = MLP(
-            self.hidden,
-            self.features,
-            join if self.out_activation else None,
-            self.zero_last,
-            self.dropout,
-            self.dtype,
-            name="main",
-        )(*inputs)
-        return main if self.out_activation else self.combine(main, prior)
+        prior, last = self.scale * prior, self.out_activation
+        own = dict(zero_last=self.zero_last, dropout=self.dropout, dtype=self.dtype, name="main")
+        if last is None:
+            return self.combine(MLP(self.hidden, self.features, **own)(*inputs), prior)
+        joined = lambda x: last(self.combine(x, prior))  # noqa: E731
+        return MLP(self.hidden, self.features, joined, **own)(*inputs)
 
 
 def init_ensemble(module: nn.Module, key: Array, num: int, *inputs: Array) -> Params:
@@ -323,17 +293,17 @@ def apply_heads(
 ) -> Array:
     """Head k on the inputs' row k: params and inputs `[K, ...]`, result `[K, ..., features]`."""
     num = num_heads(params)
-    if num == 1:  # one head is no ensemble: the plain program, without a batch axis in its products
-        rngs = None if dropout_key is None else {"dropout": jax.random.split(dropout_key, 1)[0]}
-        # Squeezed, not indexed: an index's gradient is a scatter, a reshape's is free.
-        alone, inputs = jax.tree.map(lambda p: jnp.squeeze(p, 0), (params, inputs))
-        return module.apply({"params": alone}, *inputs, rngs=rngs)[None]
-    if dropout_key is None:
-        return jax.vmap(lambda p, *x: module.apply({"params": p}, *x))(params, *inputs)
-    keys = jax.random.split(dropout_key, num)
-    return jax.vmap(lambda p, k, *x: module.apply({"params": p}, *x, rngs={"dropout": k}))(
-        params, keys, *inputs
-    )
+    keys = None if dropout_key is None else jax.random.split(dropout_key, num)
+
+    def one(params: Params, key: Array | None, *inputs: Array) -> Array:
+        rngs = None if key is None else {"dropout": key}
+        return module.apply({"params": params}, *inputs, rngs=rngs)
+
+    if num > 1:
+        return jax.vmap(one)(params, keys, *inputs)
+    # One head is no ensemble: the plain program, without a batch axis in its products. Squeezed,
+    # not indexed: an index's gradient is a scatter, a reshape's is free.
+    return one(*jax.tree.map(lambda x: jnp.squeeze(x, 0), (params, keys, *inputs)))[None]
 
 
 def num_heads(params: Params) -> int:

@@ -20,23 +20,14 @@ from jax import Array
 
 
 class Successors(NamedTuple):
-    """A flat list of successors with static capacity C.
+    """A flat list of successors with static capacity C."""
 
-    Attributes:
-      state: pytree of `[C, ...]`.
-      prob: `[C]`, 0 in unused slots.
-      segment: `[C]` int32, num_segments in unused slots.
-      valid: `[C]` bool.
-      overflow: scalar int32, successors that did not fit.
-      lost_mass: `[num_segments]`, their probability.
-    """
-
-    state: Any
-    prob: Array
-    segment: Array
-    valid: Array
-    overflow: Array
-    lost_mass: Array
+    state: Any  # pytree of `[C, ...]`
+    prob: Array  # `[C]`, 0 in unused slots
+    segment: Array  # `[C]` int32, num_segments in unused slots
+    valid: Array  # `[C]` bool
+    overflow: Array  # scalar int32, successors that did not fit
+    lost_mass: Array  # `[num_segments]`, their probability
 
     @property
     def count(self) -> Array:
@@ -50,25 +41,18 @@ class Successors(NamedTuple):
 
 
 class Unique(NamedTuple):
-    """Distinct keys.
+    """Distinct keys."""
 
-    Attributes:
-      first: `[U]` int32, a slot that holds each.
-      inverse: `[N]` int32 into them.
-      count: the true number of distinct valid keys, also where it exceeds U.
-      overflowed: whether it does.
-    """
-
-    first: Array
-    inverse: Array
-    count: Array
-    overflowed: Array
+    first: Array  # `[U]` int32, a slot that holds each
+    inverse: Array  # `[N]` int32 into them
+    count: Array  # true number of distinct valid keys, also where it exceeds U
+    overflowed: Array  # whether it does
 
 
 def segment_expectation(
     values: Array, probs: Array, segment_ids: Array, num_segments: int
 ) -> Array:
-    """Probability-weighted sums of the values of each segment.
+    """Probability-weighted sums `[num_segments, ...]` of the values of each segment.
 
     Slots with an id outside 0..num_segments-1 are padding, whatever they hold; so is a slot of
     probability 0 whose value is not finite. Ids may come in any order. A segment without successors
@@ -79,9 +63,6 @@ def segment_expectation(
       probs: [N] probabilities.
       segment_ids: [N] int.
       num_segments: static number of segments.
-
-    Returns:
-      [num_segments, ...].
 
     Raises:
       ValueError: values, probs and ids differ in their leading axis.
@@ -131,32 +112,26 @@ def mass_error(mass: Array, used: Array | None = None) -> Array:
 
 
 def flatten(states: Any, probs: Array, capacity: int | None = None) -> Successors:
-    """Dense successors as a flat list, the used slots first and in order.
+    """Dense successors as a flat list of B*A segments `b * A + a`, used slots first and in order.
+    A full list counts what it dropped in `overflow` and `lost_mass`.
 
     Args:
       states: pytree of [B, A, K, ...].
       probs: [B, A, K], 0 in unused slots.
       capacity: C; None for B*A*K, which never overflows.
-
-    Returns:
-      Successors of B*A segments `b * A + a`; a full list counts what it dropped in `overflow` and
-      `lost_mass`.
     """
     if probs.ndim != 3:
         raise ValueError(f"probs has shape {probs.shape}: give [B, A, K]")
-    num_segments = probs.shape[0] * probs.shape[1]
-    total = probs.size
+    total, num_segments = probs.size, probs.shape[0] * probs.shape[1]
     capacity = total if capacity is None else capacity
     if capacity < 1:
         raise ValueError(f"capacity={capacity}: must be at least 1")
-    flat = probs.reshape(-1)
-    segment = jnp.arange(total, dtype=jnp.int32) // probs.shape[2]
-    used = flat > 0.0
+    flat, numbers = probs.reshape(-1), jnp.arange(total, dtype=jnp.int32)
+    segment, used = numbers // probs.shape[2], flat > 0.0
     slot = jnp.where(used, jnp.cumsum(used) - 1, capacity)
     kept = used & (slot < capacity)
     # Which dense slot each flat slot holds; unused ones point at slot 0 and are masked.
-    source = jnp.zeros(capacity, jnp.int32)
-    source = source.at[slot].set(jnp.arange(total, dtype=jnp.int32), mode="drop")
+    source = jnp.zeros(capacity, jnp.int32).at[slot].set(numbers, mode="drop")
     valid = jnp.arange(capacity) < jnp.sum(kept)
     return Successors(
         state=jax.tree.map(lambda x: x.reshape(total, *x.shape[3:])[source], states),
@@ -181,7 +156,6 @@ def segment_reward(
     Args:
       x_h: [N] abilities, > 0 where the id is in range.
       state_ids: [N] int, the state each human belongs to; out of range: padding.
-      num_states: static.
       xi, eta: exponents.
       reduce: "mean" or "sum" over a state's humans.
 
@@ -203,28 +177,23 @@ def segment_reward(
 
 def deduplicate(keys: Array, valid: Array, size: int) -> Unique:
     """The distinct keys among the valid slots, compared in full (no hashes).
+    `inverse` points past U for keys that found no room, and at 0 for invalid slots.
 
     Args:
       keys: [N] or [N, W] integers that identify a state.
       valid: [N] bool.
       size: U, static room for distinct keys.
-
-    Returns:
-      Unique; inverse points past U for keys that found no room, and at 0 for invalid slots.
     """
     if size < 1:
         raise ValueError(f"size={size}: must be at least 1")
     words = keys.reshape(keys.shape[0], -1)
-    columns = tuple(words[:, i] for i in range(words.shape[1]))
-    order = jnp.lexsort((*columns, ~valid))  # the last key counts first: valid slots lead
+    order = jnp.lexsort((*words.T, ~valid))  # the last key counts first: valid slots lead
     sorted_words, sorted_valid = words[order], valid[order]
     changed = jnp.any(sorted_words[1:] != sorted_words[:-1], axis=-1)
     new = jnp.concatenate([jnp.ones(1, bool), changed]) & sorted_valid
-    rank = jnp.cumsum(new) - 1
-    count = jnp.sum(new)
-    first = jnp.zeros(size, jnp.int32)
+    rank, count = jnp.cumsum(new) - 1, jnp.sum(new)
+    first, inverse = jnp.zeros(size, jnp.int32), jnp.zeros(keys.shape[0], jnp.int32)
     first = first.at[jnp.where(new, rank, size)].set(order.astype(jnp.int32), mode="drop")
-    inverse = jnp.zeros(keys.shape[0], jnp.int32)
     inverse = inverse.at[order].set(jnp.where(sorted_valid, rank, 0).astype(jnp.int32))
     return Unique(first, inverse, count, count > size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
@@ -23,50 +24,40 @@ EXACT = dict(rtol=1e-5, atol=1e-6)
 FORWARD = dict(rtol=2e-4, atol=2e-5)
 
 
-def dense(a, prefix):
-    return dict(kernel=jnp.asarray(a[f"{prefix}_weight"]).T, bias=jnp.asarray(a[f"{prefix}_bias"]))
-
-
-def normed(a, prefix):
-    norm = dict(
-        scale=jnp.asarray(a[f"{prefix}_ln_scale"]), bias=jnp.asarray(a[f"{prefix}_ln_bias"])
-    )
-    return dict(dense=dense(a, prefix), norm=norm)
+def layer(a, prefix, norm=True):
+    dense = dict(kernel=a[f"{prefix}_weight"].T, bias=a[f"{prefix}_bias"])
+    if not norm:
+        return dense
+    return dict(dense=dense, norm=dict(scale=a[f"{prefix}_ln_scale"], bias=a[f"{prefix}_ln_bias"]))
 
 
 @pytest.mark.parametrize("name", ["layers_0", "layers_1"])
 def test_layers_golden(name):
     a, c = load_fixture("tdmpc", name)
-    group = c["simnorm_dim"]
-    np.testing.assert_allclose(networks.sim_norm(a["simnorm_in"], group), a["simnorm_out"], **EXACT)
-    x = jnp.asarray(a["nl_in"])
-    layer = networks.NormedDense(a["nl_out"].shape[-1])
-    np.testing.assert_allclose(layer.apply({"params": normed(a, "nl")}, x), a["nl_out"], **FORWARD)
+    sim_norm = functools.partial(networks.sim_norm, group_size=c["simnorm_dim"])
+    np.testing.assert_allclose(sim_norm(a["simnorm_in"]), a["simnorm_out"], **EXACT)
+    found = networks.NormedDense(a["nl_out"].shape[-1]).apply(
+        {"params": layer(a, "nl")}, a["nl_in"]
+    )
+    np.testing.assert_allclose(found, a["nl_out"], **FORWARD)
     hidden = (a["mlp_sim_0_weight"].shape[0], a["mlp_sim_1_weight"].shape[0])
-    sim = networks.MLP(
-        hidden, a["mlp_sim_out"].shape[-1], out_activation=lambda y: networks.sim_norm(y, group)
-    )
-    params = dict(
-        layer_0=normed(a, "mlp_sim_0"), layer_1=normed(a, "mlp_sim_1"), out=normed(a, "mlp_sim_2")
-    )
-    np.testing.assert_allclose(sim.apply({"params": params}, x), a["mlp_sim_out"], **FORWARD)
-    linear = networks.MLP(hidden, a["mlp_lin_out"].shape[-1])
-    params = dict(
-        layer_0=normed(a, "mlp_lin_0"), layer_1=normed(a, "mlp_lin_1"), out=dense(a, "mlp_lin_2")
-    )
-    np.testing.assert_allclose(linear.apply({"params": params}, x), a["mlp_lin_out"], **FORWARD)
+    for kind, last in (("sim", sim_norm), ("lin", None)):
+        wanted = a[f"mlp_{kind}_out"]
+        mlp = networks.MLP(hidden, wanted.shape[-1], out_activation=last)
+        params = {f"layer_{i}": layer(a, f"mlp_{kind}_{i}") for i in range(2)}
+        params["out"] = layer(a, f"mlp_{kind}_2", norm=last is not None)
+        np.testing.assert_allclose(mlp.apply({"params": params}, a["nl_in"]), wanted, **FORWARD)
 
 
 def test_conv_encoder_golden():
     a, c = load_fixture("tdmpc", "conv_encoder_0")
     params = {
         f"conv_{i}": dict(
-            kernel=jnp.transpose(a[f"conv{i}_weight"], (2, 3, 1, 0)),
-            bias=jnp.asarray(a[f"conv{i}_bias"]),
+            kernel=a[f"conv{i}_weight"].transpose(2, 3, 1, 0), bias=a[f"conv{i}_bias"]
         )
         for i in range(4)
     }
-    image = jnp.moveaxis(jnp.asarray(a["x"]), 1, -1)
+    image = np.moveaxis(a["x"], 1, -1)
     z = networks.ConvEncoder(c["channels"]).apply({"params": params}, image)
     np.testing.assert_allclose(z, a["z"], **FORWARD)
 

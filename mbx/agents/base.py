@@ -17,13 +17,6 @@ from mbx.types import Array, EnvSpec, Mean, Metrics
 
 __all__ = ["Agent", "Diagnostics", "Episodes", "Mean", "Metrics", "See", "Store"]
 
-Init = Callable[[Array], Any]
-InitActor = Callable[[int], Any]
-ExampleRow = Callable[[], dict[str, Any]]
-AfterAction = Callable[[Any, Array], Any]
-ReplayExtras = Callable[[Any], dict[str, Array]]
-Check = Callable[[Mapping[str, float]], None]
-
 
 class Act(Protocol):
     """Chooses actions."""
@@ -42,7 +35,6 @@ class Act(Protocol):
         Returns:
             Actions `[E, A]` in [-1, 1] (one-hot where they are discrete), and the new actor state.
         """
-        ...
 
 
 class Update(Protocol):
@@ -57,7 +49,6 @@ class Update(Protocol):
             The new train state; the replay, unchanged unless the agent writes into it; and metrics,
             scalars (or `Mean`s) that the log averages over updates.
         """
-        ...
 
 
 class MakeTargets(Protocol):
@@ -65,7 +56,6 @@ class MakeTargets(Protocol):
 
     def __call__(self, train: Any, actor: Any, obs: Array, key: Array, /) -> replay.Targets:
         """Targets of `obs` `[E, ...]`; actor: as `act` returned it for these observations."""
-        ...
 
 
 class Reanalyze(Protocol):
@@ -83,7 +73,6 @@ class Reanalyze(Protocol):
         Returns:
             The replay with these rows' targets replaced, and metrics.
         """
-        ...
 
 
 class Store(NamedTuple):
@@ -124,52 +113,38 @@ class See(Protocol):
             arrays: for candidates `actions` `[E, n, T, A]` and `values` `[E, n]`; for a plan the
                 fields of `mbx.mppi.Plan`, `num_elites`, and the values' `discount` `[E]`.
         """
-        ...
 
 
 MakeDiagnostics = Callable[[Any, replay.ReplayState, Array], Diagnostics]
 MakeReview = Callable[[Any, replay.ReplayState, Episodes, Array], Diagnostics]
-StartFrom = Callable[[Any, Any, EnvSpec], Any]
-Watched = Callable[[See], Act]
 
 
 class Agent(NamedTuple):
-    """An agent's functions; those with default None are optional.
+    """An agent's functions; those with default None are optional."""
 
-    Attributes:
-        init: key -> train state; the size of its `params` is reported.
-        init_actor: number of environments -> actor state.
-        example_row: () -> one un-batched replay row as `jax.ShapeDtypeStruct`s: obs, action `[A]`,
-            reward, is_first, is_last, terminated `[]` (`mbx.replay`) and what `replay_extras` adds.
-        store: targets of a planner that the replay keeps.
-        after_action: (actor state, actions `[E, A]`) -> the actor state that `act` would have
-            returned with these actions; for an actor state that depends on them and must follow the
-            random phase before learning.
-        replay_extras: actor state -> further fields `[E, ...]` of the rows just acted on, such as
-            latents.
-        diagnostics: (train, replay, key) -> `Diagnostics`, called with every evaluation, outside
-            any compiled program.
-        start_from: (fresh train state, the best one of another run, that run's task) -> the fresh
-            one with the other's parameters (`train.init_from`).
-        check: gets the metrics of every log interval; raises ValueError, with the remedy, where the
-            run cannot be right.
-        act_without_planner: `act` by the policy alone, for an agent whose `act` plans.
-        watched: see -> `act` with the same actions, for one device; each step calls `see` in order.
-        review: (train, replay, episodes, key) -> `Diagnostics`, for an agent that also reads the
-            evaluation's `Episodes`.
-    """
-
-    init: Init
-    init_actor: InitActor
+    init: Callable[[Array], Any]  # key -> train state; the size of its `params` is reported
+    init_actor: Callable[[int], Any]  # number of environments -> actor state
     act: Act
     update: Update
-    example_row: ExampleRow
-    store: Store | None = None
-    after_action: AfterAction | None = None
-    replay_extras: ReplayExtras | None = None
+    # () -> one un-batched replay row as `jax.ShapeDtypeStruct`s: obs, action `[A]`, reward,
+    # is_first, is_last, terminated `[]` (`mbx.replay`) and what `replay_extras` adds
+    example_row: Callable[[], dict[str, Any]]
+    store: Store | None = None  # targets of a planner that the replay keeps
+    # (actor state, actions `[E, A]`) -> the actor state that `act` would have returned with these
+    # actions; where it depends on them and must follow the random phase before learning
+    after_action: Callable[[Any, Array], Any] | None = None
+    # actor state -> further fields `[E, ...]` of the rows just acted on, such as latents
+    replay_extras: Callable[[Any], dict[str, Array]] | None = None
+    # (train, replay, key), with every evaluation and outside any compiled program
     diagnostics: MakeDiagnostics | None = None
-    start_from: StartFrom | None = None
-    check: Check | None = None
-    act_without_planner: Act | None = None
-    watched: Watched | None = None
+    # (fresh train state, the best one of another run, that run's task) -> the fresh one with the
+    # other's parameters (`train.init_from`)
+    start_from: Callable[[Any, Any, EnvSpec], Any] | None = None
+    # gets the metrics of every log interval; raises ValueError, with the remedy, where the run
+    # cannot be right
+    check: Callable[[Mapping[str, float]], None] | None = None
+    act_without_planner: Act | None = None  # the policy alone, for an agent whose `act` plans
+    # see -> `act` with the same actions, for one device; each step calls `see` in order
+    watched: Callable[[See], Act] | None = None
+    # (train, replay, episodes, key), for an agent that also reads the evaluation's `Episodes`
     review: MakeReview | None = None
