@@ -31,13 +31,7 @@ def build_agent(settings: RunSettings, spec: EnvSpec) -> Agent:
         >>> agent.act_without_planner is None
         False
     """
-    agent = checked(maker(settings.agent)(settings, spec), settings.agent, spec)
-    if settings.train.init_from and agent.start_from is None:
-        raise ValueError(
-            f"train.init_from={settings.train.init_from!r}: agent {settings.agent!r} cannot start "
-            "from another run, leave it empty"
-        )
-    return agent
+    return checked(maker(settings.agent)(settings, spec), settings.agent, spec)
 
 
 def make_environment(

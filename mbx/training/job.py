@@ -133,6 +133,7 @@ def make_parts(settings: RunSettings, partition: Partition, stack: contextlib.Ex
             "start one run a seed, or choose an environment written in JAX"
         )
     chosen, agent = settings.for_task(spec), build.build_agent(settings, spec)
+    transfer.check(chosen, agent)
     schedule, intervals = make_schedule(chosen, spec), make_intervals(chosen, spec.action_repeat)
     if settings.train.dataset:  # nothing acts: there is no seed phase
         schedule = dataclasses.replace(schedule, seed_steps=0, reanalyze_min_step=0)

@@ -119,11 +119,7 @@ def make_seeds_interval(
 
     divided = _divided(together, mesh, jax.P())
 
-    def train_interval(
-        state: LoopState, until: Array | None = None
-    ) -> tuple[LoopState, dict[str, Array]]:
-        if until is None:
-            until = state.steps[0] + length * environment.num_envs
+    def train_interval(state: LoopState, until: Array) -> tuple[LoopState, dict[str, Array]]:
         return divided(state, until)
 
     options = compiler.for_training(jax.default_backend(), quick)
@@ -344,7 +340,9 @@ def with_numbers(base: RunSettings, given: Mapping[str, Any]) -> RunSettings:
     common = {field.name for field in dataclasses.fields(RunSettings)}
     given = {full_name(name, base): x for name, x in given.items()}
     for name in given:
-        if name.partition(".")[0] in common or not _is_number(values[name]):
+        several = values[name] if isinstance(values[name], tuple) else (values[name],)
+        real = bool(several) and all(isinstance(one, float) for one in several)
+        if name.partition(".")[0] in common or not real:
             raise ValueError(
                 f"{name} is fixed where the function is made: give it to train_fn; only numbers of "
                 "the agent's own sections that are no counts may follow"
@@ -357,15 +355,9 @@ def with_numbers(base: RunSettings, given: Mapping[str, Any]) -> RunSettings:
         put(nested, name, given[name])
     settings = from_dict(base, nested, check_effects=False)
     for name, x in traced.items():
-        several = isinstance(values[name], tuple)
-        settings = _replaced(settings, name.split("."), tuple(x) if several else x)
+        value = tuple(x) if isinstance(values[name], tuple) else x
+        settings = _replaced(settings, name.split("."), value)
     return settings
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a setting is a real number, or several."""
-    several = value if isinstance(value, tuple) else (value,)
-    return bool(several) and all(isinstance(one, float) for one in several)
 
 
 def _replaced(settings: Any, path: list[str], value: Any) -> Any:

@@ -71,6 +71,15 @@ def _settings(source: str) -> RunSettings:
     return settings
 
 
+def check(settings: RunSettings, agent: Agent) -> None:
+    """Raise ValueError where the agent cannot start from another run."""
+    if settings.train.init_from and agent.start_from is None:
+        raise ValueError(
+            f"train.init_from={settings.train.init_from!r}: agent {settings.agent!r} cannot start "
+            "from another run, leave it empty"
+        )
+
+
 def start_from(source: str, settings: RunSettings, agent: Agent, train: Any) -> Any:
     """The fresh state `train` of a new run with the parameters of the run in `source`.
     Optimisers, scales and the update counter stay fresh. settings: the new run's, `for_task`.

@@ -186,7 +186,8 @@ def test_a_process_takes_and_gives_its_own_rows(monkeypatch, several):
     assert told == [P("data"), P("data")]
 
 
-def test_alone_rows_stay_as_they_are(one):
+def test_alone_rows_stay_as_they_are_and_nobody_is_waited_for(monkeypatch, one):
+    monkeypatch.setattr(multihost_utils, "sync_global_devices", pytest.fail)
     for partition in (ONE_DEVICE, one):
         local = partition.local({"x": jnp.arange(3.0)})["x"]
         assert isinstance(local, np.ndarray) and local.tolist() == [0.0, 1.0, 2.0]
@@ -195,6 +196,7 @@ def test_alone_rows_stay_as_they_are(one):
         values = np.arange(3)
         assert partition.gathered(values) is values and partition.copy_here(values) is values
         assert partition.agreed(True) is True and partition.agreed(False) is False
+        partition.wait_for_all("here")
 
 
 def test_processes_agree_wait_and_copy(monkeypatch, several):
@@ -213,12 +215,6 @@ def test_processes_agree_wait_and_copy(monkeypatch, several):
     whole = several.copy_here({"x": jnp.arange(3.0)})["x"]
     assert whole.tolist() == [0.0, 1.0, 2.0]
     assert devices._same(whole) is whole
-
-
-def test_one_process_waits_for_nobody(monkeypatch, one):
-    monkeypatch.setattr(multihost_utils, "sync_global_devices", pytest.fail)
-    one.wait_for_all("here")
-    ONE_DEVICE.wait_for_all("here")
 
 
 @pytest.mark.parametrize(
