@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -25,7 +26,8 @@ def test_help_of_a_file_lists_every_setting_with_its_default(path):
     text, values = help.of(path), dict(flatten(presets.load(path).to_dict()))
     shown = [line.split("=", 1)[0] for line in text.splitlines() if line.startswith("  --config.")]
     assert sorted(shown) == sorted(f"  --config.{name}" for name in values)
-    assert f"  --config.env.name={values['env.name']} " in text
+    for name, value in values.items():
+        assert f"  --config.{name}={shlex.quote(str(value))}" in text
 
 
 def test_settings_come_in_the_order_of_their_classes_with_the_words_beside_them():
@@ -44,18 +46,7 @@ def test_choices_are_named_where_the_help_does_not_name_them():
     assert "Precision of float32 products. (default, high, highest)" in " ".join(text.split())
 
 
-_NO_BEGINNING = (
-    "of",
-    "by",
-    "over",
-    "which",
-    "that",
-    "the same",
-    "those",
-    "their",
-    "likewise",
-    "it",
-)
+_NO_BEGINNING = "of|by|over|which|that|the same|those|their|likewise|it".split("|")
 
 
 def understood_alone(text: str) -> bool:
@@ -82,10 +73,6 @@ def test_every_option_of_a_command_has_a_help_text_that_is_understood_alone(monk
             importlib.import_module(f"mbx.commands.{name}").main([])
     texts = [one.help for parser in parsers for one in parser._actions if one.dest != "help"]
     assert len(texts) > 50 and [text for text in texts if not understood_alone(text)] == []
-
-
-def test_derived_files_show_their_own_values():
-    assert "--config.replay.keep_targets=1 " in help.of("configs/bmpc.py")
 
 
 def test_a_file_of_ones_own_may_bring_its_own_agent(tmp_path):

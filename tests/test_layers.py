@@ -159,20 +159,6 @@ def test_each_wrong_import_is_found(module: str, source: str):
     assert len(faults(module, source)) == 1
 
 
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("mbx.agents.tdmpc", "from mbx import mppi, __version__\nfrom . import base"),
-        ("mbx.agents.__init__", "from .tdmpc import make"),
-        ("mbx.__init__", "if TYPE_CHECKING:\n    from mbx import mppi as mppi"),
-        ("mbx.training.run", "from mbx import envs\nfrom tensorboardX import SummaryWriter"),
-        ("mbx.envs.gymnax", "import gymnax"),
-    ],
-)
-def test_right_imports_pass(module: str, source: str):
-    assert faults(module, source) == []
-
-
 # The device count can be chosen only until a backend starts. absl is left out of the names: optax
 # and flax import it themselves (that ours do not is tested above).
 LOAD = """

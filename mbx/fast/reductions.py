@@ -8,6 +8,9 @@ reductions, which other compilers fuse.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -19,18 +22,18 @@ ONES = 1
 _FOLDED = 13
 
 
-@jax.jit
-def sums(x: Array, weights: Array) -> Array:
-    """Weighted sums over the last axis: `[..., F]`, `[F, n]` -> `[..., n]`."""
+def _on_cpu(plain: Callable[..., Array]) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    """Decorates a reduction's form for CPUs; elsewhere it is `plain`."""
 
-    def product(x: Array, weights: Array) -> Array:
-        return jnp.matmul(x, weights, precision="highest")
+    def decorate(fast: Callable[..., Array]) -> Callable[..., Array]:
+        @jax.jit
+        @functools.wraps(fast)
+        def reduction(*args: Array) -> Array:
+            return jax.lax.platform_dependent(*args, cpu=fast, default=plain)
 
-    def plain(x: Array, weights: Array) -> Array:
-        each = [jnp.sum(x * expand(w, x.ndim), axis=-1) for w in weights.T]
-        return jnp.stack(each, axis=-1)
+        return reduction
 
-    return jax.lax.platform_dependent(x, weights, cpu=product, default=plain)
+    return decorate
 
 
 def expand(x: Array, ndim: int) -> Array:
@@ -38,41 +41,34 @@ def expand(x: Array, ndim: int) -> Array:
     return x.reshape((1,) * (ndim - 1) + x.shape)
 
 
-@jax.jit
+@_on_cpu(lambda x, weights: jnp.stack([(x * expand(w, x.ndim)).sum(-1) for w in weights.T], -1))
+def sums(x: Array, weights: Array) -> Array:
+    """Weighted sums over the last axis: `[..., F]`, `[F, n]` -> `[..., n]`."""
+    return jnp.matmul(x, weights, precision="highest")
+
+
+@_on_cpu(lambda x: jnp.sum(x, axis=-1, keepdims=True))
 def total(x: Array) -> Array:
     """Sum over the last axis, which stays: `[..., F]` -> `[..., 1]`."""
-
-    def product(x: Array) -> Array:
-        ones = jnp.ones((x.shape[-1], ONES), x.dtype)
-        return jax.lax.slice_in_dim(jnp.matmul(x, ones, precision="highest"), 0, 1, axis=-1)
-
-    def plain(x: Array) -> Array:
-        return jnp.sum(x, axis=-1, keepdims=True)
-
-    return jax.lax.platform_dependent(x, cpu=product, default=plain)
+    ones = jnp.ones((x.shape[-1], ONES), x.dtype)
+    return jax.lax.slice_in_dim(jnp.matmul(x, ones, precision="highest"), 0, 1, axis=-1)
 
 
-@jax.jit
+@_on_cpu(lambda x: jnp.sum(x, axis=tuple(range(x.ndim - 1))))
 def down(x: Array) -> Array:
     """Sum over all axes but the last: `[..., F]` -> `[F]`."""
-    lead = tuple(range(x.ndim - 1))
-
-    def product(x: Array) -> Array:
-        # Ones that depend on x: of heads side by side (`jax.vmap`) every head has its own, and the
-        # product needs no transposed x. The compiler knows that they are ones.
-        ones = jnp.where(x[..., 0] == 0.0, 1.0, 1.0).astype(x.dtype)
-        # Where the compiler divides rows among devices, one axis of all would gather them on each.
-        if not jax.sharding.get_abstract_mesh().auto_axes:
-            ones, x = ones.reshape(-1), x.reshape(-1, x.shape[-1])
-        axes = tuple(range(x.ndim - 1))
-        ones = ones if ONES == 1 else jnp.stack([ones] * ONES, axis=-1)
-        out = jax.lax.dot_general(ones, x, ((axes, axes), ((), ())), precision="highest")
-        return out if ONES == 1 else out[0]
-
-    def plain(x: Array) -> Array:
-        return jnp.sum(x, axis=lead)
-
-    return jax.lax.platform_dependent(x, cpu=product, default=plain) if lead else x
+    if x.ndim == 1:
+        return x
+    # Ones that depend on x: of heads side by side (`jax.vmap`) every head has its own, and the
+    # product needs no transposed x. The compiler knows that they are ones.
+    ones = jnp.where(x[..., 0] == 0.0, 1.0, 1.0).astype(x.dtype)
+    # Where the compiler divides rows among devices, one axis of all would gather them on each.
+    if not jax.sharding.get_abstract_mesh().auto_axes:
+        ones, x = ones.reshape(-1), x.reshape(-1, x.shape[-1])
+    axes = tuple(range(x.ndim - 1))
+    ones = ones if ONES == 1 else jnp.stack([ones] * ONES, axis=-1)
+    out = jax.lax.dot_general(ones, x, ((axes, axes), ((), ())), precision="highest")
+    return out if ONES == 1 else out[0]
 
 
 def mean(x: Array) -> Array:
@@ -80,17 +76,10 @@ def mean(x: Array) -> Array:
     return total(x) * (1.0 / x.shape[-1])
 
 
-@jax.jit
+@_on_cpu(lambda x: jnp.max(x, axis=-1, keepdims=True))
 def largest(x: Array) -> Array:
     """Maximum over the last axis, which stays: `[..., F]` -> `[..., 1]`; NaN where there is one."""
-
-    def plain(x: Array) -> Array:
-        return jnp.max(x, axis=-1, keepdims=True)
-
-    def folded(x: Array) -> Array:
-        while (columns := x.shape[-1]) > _FOLDED:
-            half = -(-columns // 2)
-            x = jnp.maximum(x[..., :half], x[..., columns - half :])
-        return plain(jax.lax.optimization_barrier(x))
-
-    return jax.lax.platform_dependent(x, cpu=folded, default=plain)
+    while (columns := x.shape[-1]) > _FOLDED:
+        half = -(-columns // 2)
+        x = jnp.maximum(x[..., :half], x[..., columns - half :])
+    return jnp.max(jax.lax.optimization_barrier(x), axis=-1, keepdims=True)
