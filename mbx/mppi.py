@@ -242,7 +242,7 @@ def _ranked(values: Array, nonfinite: str) -> Array:
 
 
 class Frame(NamedTuple):
-    """What `search` hands to a planner before the first round.
+    """What `plan` hands to a method before the first round.
 
     Attributes:
         draws: the random numbers.
@@ -263,10 +263,10 @@ class Frame(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """What a planner does in a round; all else is `search`.
+    """What a planner does in a round; all else is `plan`.
 
     Attributes:
-        sample: (round, the last refit) -> candidates `[B, N - P, T, A]`, which `search` clips and
+        sample: (round, the last refit) -> candidates `[B, N - P, T, A]`, which `plan` clips and
             masks.
         blend: (the last refit, this round's) -> what the next round begins with.
         memory: a pytree that goes from round to round, for a planner that keeps more than the last
