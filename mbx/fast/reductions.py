@@ -29,7 +29,8 @@ def _on_cpu(plain: Callable[..., Array]) -> Callable[[Callable[..., Array]], Cal
         @jax.jit
         @functools.wraps(fast)
         def reduction(*args: Array) -> Array:
-            return jax.lax.platform_dependent(*args, cpu=fast, default=plain)
+            # A new function at each tracing: of one that it knows JAX would take an old trace.
+            return jax.lax.platform_dependent(*args, cpu=lambda *x: fast(*x), default=plain)
 
         return reduction
 
