@@ -98,13 +98,13 @@ def make(
         ImportError: a package is missing; names the extra to install.
         NoRenderer: with `film` or `images.pixels`, where it cannot be drawn.
     """
-    suite_name, colon, task = name.partition(":")
-    if not colon or suite_name not in _SUITES:
+    kind, colon, _ = name.partition(":")
+    if not colon or kind not in _SUITES:
         raise ValueError(
             f"env.name={name!r}: write SUITE:TASK with a suite of {tuple(_SUITES)}, for example "
             "gymnax:Pendulum-v1"
         )
-    suite, several = _load(suite_name), suite_name == "multi"
+    (suite, task), several = _found(name), kind == "multi"
     options: dict[str, Any] = dict(action_repeat=action_repeat, episode_length=episode_length)
     cut = 0 if several else reset_solved
     _check_taken(name, suite, kwargs, metrics, workers, images, cut)
@@ -120,7 +120,7 @@ def make(
         options |= dict(reset_solved=reset_solved, observe=observe, images=images)
         if suite.raw:
             raw = suite.raw(task, **(kwargs or {}))
-            if isinstance(_SUITES[suite_name], Suite) or custom.is_own(name):
+            if isinstance(_SUITES[kind], Suite) or custom.is_own(name):
                 from mbx.envs.checks import check_raw  # it imports Gymnasium
 
                 check_raw(raw)
@@ -205,16 +205,11 @@ def reads(name: str) -> str:
 def _found(name: str) -> tuple[Suite, str]:
     """Suite (an empty one where it is unknown) and task of SUITE:TASK."""
     suite, _, task = name.partition(":")
-    return _load(suite) if suite in _SUITES else Suite(), task
-
-
-def _load(suite: str) -> Suite:
-    """A suite; its module is imported if it comes with mbx."""
-    found = _SUITES[suite]
-    if isinstance(found, Suite):
-        return found
-    place, _, what = found.partition(":")
-    return getattr(importlib.import_module(place), what or "SUITE")
+    found = _SUITES.get(suite, Suite())
+    if isinstance(found, str):  # it comes with mbx
+        place, _, what = found.partition(":")
+        found = getattr(importlib.import_module(place), what or "SUITE")
+    return found, task
 
 
 @contextlib.contextmanager

@@ -63,7 +63,16 @@ class MujocoPictures:
     ) -> None:
         import mujoco
 
-        self._context = _gl_context(width, height)
+        chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
+        with _drawing():
+            if chosen in _DISABLED:
+                raise RuntimeError(f"MUJOCO_GL={chosen} turns it off")
+            if not chosen and sys.platform == "linux":
+                from mujoco.egl import GLContext  # mujoco's own default needs a window
+            else:
+                from mujoco.gl_context import GLContext
+            self._context = GLContext(width, height)
+            self._context.make_current()
         self._option, self._camera = mujoco.MjvOption(), mujoco.MjvCamera()
         if model.ncam:
             self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
@@ -99,21 +108,6 @@ class MujocoPictures:
         image = np.empty((self._whole.height, self._whole.width, 3), np.uint8)
         mujoco.mjr_readPixels(image, None, self._whole, self._target)
         return image[::-1]  # OpenGL counts rows from below
-
-
-def _gl_context(width: int, height: int) -> Any:
-    """An OpenGL context without a window, made current. Raises NoRenderer."""
-    chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
-    with _drawing():
-        if chosen in _DISABLED:
-            raise RuntimeError(f"MUJOCO_GL={chosen} turns it off")
-        if not chosen and sys.platform == "linux":
-            from mujoco.egl import GLContext  # mujoco's own default needs a window
-        else:
-            from mujoco.gl_context import GLContext
-        context = GLContext(width, height)
-        context.make_current()
-    return context
 
 
 @contextlib.contextmanager
