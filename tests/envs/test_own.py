@@ -8,7 +8,6 @@ import sys
 import textwrap
 
 import gymnasium
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from mbx.envs.base import RawEnvironment
 from mbx.envs.checks import check_raw
 from mbx.training import run
 from mbx.training.logging import read_rows
+from tests.envs.toys import rollout
 from tests.faults.small import small_config
 
 SOURCE = textwrap.dedent(
@@ -91,7 +91,7 @@ def test_functions_and_registered_ids_of_a_module(folder, monkeypatch, what, lim
     environment = envs.make(name, 1)
     assert environment.spec.episode_length == limit and environment.reset(0)[0, 0] == first
     if limit == 6:
-        flags = [bool(environment.step(np.zeros((1, 2))).truncated[0]) for _ in range(7)]
+        flags = [bool(row.truncated[0]) for row in rollout(environment, 7)[1]]
         assert flags == [False] * 5 + [True, False]
 
 
@@ -108,8 +108,7 @@ def test_modules_that_are_installed_keep_their_names():
 def test_a_jax_environment_in_a_file(folder):
     environment = envs.make(f"jax:{folder}/rail.py:make", 3, kwargs={"limit": 4})
     assert environment.spec.episode_length == 4 and environment.spec.obs_shape == (2,)
-    state, _ = environment.reset(jax.random.key(0))
-    _, step = environment.step(state, jnp.full((3, 1), 0.25), jax.random.key(1))
+    step = rollout(environment, 1, action=0.25)[1][0]
     assert step.reward.tolist() == [0.25] * 3 and step.obs[0].tolist() == [1.0, 1.0]
 
 
@@ -118,8 +117,7 @@ def test_gymnax_objects_are_taken_as_gymnax_itself_is():
 
     given, kwargs = custom.name_of(Pendulum)
     own_one, its = envs.make(given, 2, kwargs=kwargs), envs.make("gymnax:Pendulum-v1", 2)
-    key, action = jax.random.key(3), jnp.array([[0.3], [-1.0]])
-    a, b = (e.step(e.reset(key)[0], action, key)[1] for e in (own_one, its))
+    a, b = (rollout(e, 1, action=[[0.3], [-1.0]])[1][0] for e in (own_one, its))
     np.testing.assert_array_equal(a.obs, b.obs)
     np.testing.assert_array_equal(a.reward, b.reward)
 
@@ -378,18 +376,15 @@ def test_a_faulty_raw_environment_is_refused_in_words(changes, message):
 
 
 def test_declared_shapes_may_be_numpys_and_nested():
-    see = {"": lambda x: x, "arm": lambda x: {"arm": {"angle": x}}}
-    for name, shape in (("", (np.int64(2),)), ("arm", {"arm": {"angle": (np.int64(2),)}})):
-        dtype = {"arm": {"angle": jnp.float32}} if name else jnp.float32
+    for see in (lambda x: x, lambda x: {"arm": {"angle": x}}):
         raw = raw_with(
-            obs_shape=shape,
-            obs_dtype=dtype,
-            reset=lambda key, name=name: (TWO, see[name](TWO)),
-            step=lambda key, old, action, name=name: (old, see[name](old + 1), 1.0, False),
+            obs_shape=see((np.int64(2),)),
+            obs_dtype=see(jnp.float32),
+            reset=lambda key, see=see: (TWO, see(TWO)),
+            step=lambda key, old, action, see=see: (old, see(old + 1), 1.0, False),
         )
         envs.register("mine", envs.Suite(raw=lambda task, raw=raw: raw))
         made = envs.make("mine:x", 1)
-        assert [part.name for part in made.spec.parts] == ["arm/angle"] * bool(name)
+        assert [part.name for part in made.spec.parts] == ["arm/angle"] * (see(0) != 0)
         assert made.spec.obs_shape == (2,) and type(made.spec.obs_shape[0]) is int
-        state, _ = made.reset(jax.random.key(0))
-        assert made.step(state, jnp.zeros((1, 1)), jax.random.key(1))[1].obs.tolist() == [[1, 1]]
+        assert rollout(made, 1)[1][0].obs.tolist() == [[1, 1]]

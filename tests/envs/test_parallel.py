@@ -54,9 +54,7 @@ class Drift(gymnasium.Env):
             time.sleep(0.001)
 
 
-@pytest.fixture
-def name():
-    return f"gym:{__file__}:Drift"
+NAME = f"gym:{__file__}:Drift"
 
 
 class InThread:
@@ -86,12 +84,12 @@ def actions(steps, num):
     return np.random.default_rng(0).uniform(-1, 1, (steps, num, 1))
 
 
-def test_workers_make_the_same_steps_and_snapshots(name, monkeypatch):
+def test_workers_make_the_same_steps_and_snapshots(monkeypatch):
     threads(monkeypatch)
     # Every reward is nearly the highest of such a range.
     monkeypatch.setattr(gymnasium_suite._Task, "reward_range", (-1e6, 0.0), raising=False)
     options = dict(seed=3, metrics=["far"], action_repeat=2, reset_solved=2, first=3)
-    alone, shared = (envs.make(name, 5, workers=num, **options) for num in (0, 2))
+    alone, shared = (envs.make(NAME, 5, workers=num, **options) for num in (0, 2))
     assert alone.spec == shared.spec and len(shared._workers) == 2
     np.testing.assert_array_equal(alone.reset(7), shared.reset(7))
     ends = 0
@@ -103,7 +101,7 @@ def test_workers_make_the_same_steps_and_snapshots(name, monkeypatch):
     saved = shared.get_state()
     assert saved == alone.get_state()
     # Either continues the other, also with another number of workers.
-    more, fewer = envs.make(name, 5, workers=9, **options), envs.make(name, 5, **options)
+    more, fewer = envs.make(NAME, 5, workers=9, **options), envs.make(NAME, 5, **options)
     assert len(more._workers) == 5
     more.set_state(saved)
     fewer.set_state(saved)
@@ -116,12 +114,12 @@ def test_workers_make_the_same_steps_and_snapshots(name, monkeypatch):
     shared.close()
 
 
-def test_a_foreign_snapshot_is_refused_and_episodes_begin_anew(name, monkeypatch):
+def test_a_foreign_snapshot_is_refused_and_episodes_begin_anew(monkeypatch):
     threads(monkeypatch)
     former = dict(tasks=[b""] * 4, length=np.zeros(4), total=np.zeros(4), solved=np.zeros(4))
     other = envs.make("gym:Pendulum-v1", 4).get_state()
     for workers in (0, 2):
-        environment = envs.make(name, 4, workers=workers)
+        environment = envs.make(NAME, 4, workers=workers)
         first = environment.reset(3)
         for saved in (snapshot.encode(former), snapshot.encode([]), other):
             words = "a snapshot of another version or environment than gym:|it does not fit"
@@ -131,35 +129,35 @@ def test_a_foreign_snapshot_is_refused_and_episodes_begin_anew(name, monkeypatch
         environment.close()
 
 
-def test_workers_step_at_the_same_time(name, monkeypatch, tmp_path):
+def test_workers_step_at_the_same_time(monkeypatch, tmp_path):
     """A step waits until the other worker is in it, too, as one after the other never is."""
     threads(monkeypatch)
-    environment = envs.make(name, 2, workers=2, action_repeat=1, kwargs={"meets": str(tmp_path)})
+    environment = envs.make(NAME, 2, workers=2, action_repeat=1, kwargs={"meets": str(tmp_path)})
     for action in actions(3, 2):
         environment.step(action)
     assert len(os.listdir(tmp_path)) >= 6  # two of each step, and of those that look it over
     environment.close()
 
 
-def test_what_fails_in_a_worker_comes_with_its_traceback(name, monkeypatch):
+def test_what_fails_in_a_worker_comes_with_its_traceback(monkeypatch):
     threads(monkeypatch)
-    environment = envs.make(name, 2, workers=2, kwargs={"fails_at": 8})
+    environment = envs.make(NAME, 2, workers=2, kwargs={"fails_at": 8})
     with pytest.raises(envs.EnvironmentFailure, match=r"step\(\) raised KeyError: 'level'") as e:
         for action in actions(9, 2):
             environment.step(action)
     words = train.in_words(e.value)
     assert 'return {}["level"]' in words and "EnvironmentFailure" not in words
-    assert words.splitlines()[-1].startswith(f"error: env.name={name!r}")
+    assert words.splitlines()[-1].startswith(f"error: env.name={NAME!r}")
     environment.close()
     with pytest.raises(ValueError, match="takes .*got an unexpected keyword argument 'mass'"):
-        envs.make(name, 2, workers=2, kwargs={"mass": 1.0})
+        envs.make(NAME, 2, workers=2, kwargs={"mass": 1.0})
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        envs.make(name + "/none.py:X", 2, workers=2)
+        envs.make(NAME + "/none.py:X", 2, workers=2)
 
 
-def test_there_is_a_snapshot_where_every_worker_has_one(name, monkeypatch):
+def test_there_is_a_snapshot_where_every_worker_has_one(monkeypatch):
     threads(monkeypatch)
-    environment = envs.make(name, 2, workers=2)
+    environment = envs.make(NAME, 2, workers=2)
     assert environment.get_state() is not None
     first = environment._workers[0].answer
     monkeypatch.setattr(environment._workers[0], "answer", lambda: first() and (None, None, ""))
@@ -178,19 +176,19 @@ def test_workers_are_for_single_tasks_on_the_host(name):
 
 
 @pytest.mark.slow
-def test_processes_make_the_same_steps_together_and_their_end_is_told(name, tmp_path):
+def test_processes_make_the_same_steps_together_and_their_end_is_told(tmp_path):
     options, meets = dict(action_repeat=1, seed=1), {"meets": str(tmp_path)}
-    alone = envs.make(name, 4, **options)
-    shared = envs.make(name, 4, workers=2, kwargs=meets, **options)
+    alone = envs.make(NAME, 4, **options)
+    shared = envs.make(NAME, 4, workers=2, kwargs=meets, **options)
     for action in actions(20, 4):
         same(alone.step(action), shared.step(action))
     shared.close()
-    environment = envs.make(name, 2, workers=2, kwargs={"dies_at": 8})
+    environment = envs.make(NAME, 2, workers=2, kwargs={"dies_at": 8})
     with pytest.raises(envs.EnvironmentFailure, match=r"a worker .* ended \(exit code 3; negative"):
         for action in actions(9, 2):
             environment.step(action)
     environment.close()
-    environment = envs.make(name, 2, workers=2)
+    environment = envs.make(NAME, 2, workers=2)
     os.kill(environment._workers[0]._process.pid, signal.SIGKILL)
     with pytest.raises(envs.EnvironmentFailure, match=r"ended \(exit code -9"):
         environment.reset(0)
