@@ -13,7 +13,7 @@ import pytest
 from examples import observation_head, own_head
 from mbx import heads, networks
 from mbx.agents.dreamer import agent as dreamer
-from mbx.agents.dreamer import world_model
+from mbx.agents.dreamer import update, world_model
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import Batch as Rows
 from mbx.agents.tdmpc import losses as model_loss
@@ -217,7 +217,7 @@ def test_dreamers_window_has_the_actions_between_its_rows(known):
     np.testing.assert_allclose(metrics["heads/toy/bias"], (error.mean(-1) * mask).sum() / 8, 1e-5)
     both = {**losses, "reward": zeros + 1.0}
     np.testing.assert_allclose(
-        world_model.scaled_sum(settings, both), 2.0 * losses["heads/toy"] + 1.0, rtol=1e-6
+        update.total_loss(settings, both), 2.0 * losses["heads/toy"] + 1.0, rtol=1e-6
     )
     params = jax.eval_shape(lambda: dreamer.init_params(settings.model, jax.random.key(0)))
     assert params["model"]["heads"]["toy"].shape == ()

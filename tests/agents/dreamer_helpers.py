@@ -152,14 +152,8 @@ def vector_keys(arrays: Mapping[str, np.ndarray]) -> list[str]:
 # sheeprl: weights [out, in], LayerNorm with weight and bias
 
 
-class Sheeprl:
+class Sheeprl(Official):
     """As `Official`; features there are [z, h], ours [h, z]."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], prefix: str):
-        self.arrays, self.prefix = arrays, prefix
-
-    def __call__(self, name: str) -> jax.Array:
-        return jnp.asarray(self.arrays[self.prefix + name])
 
     def norm(self, name: str) -> Params:
         return {"scale": self(f"{name}.weight"), "shift": self(f"{name}.bias")}
@@ -216,11 +210,9 @@ def sheeprl_params(arrays: Mapping[str, np.ndarray], prefix: str, config: ModelC
             }
         },
     }
-    for ours, theirs in (("reward", "reward_model"), ("continue", "continue_model")):
-        model[ours] = {
-            "layer_0": world.layer(f"{theirs}._model", flat),
-            "out": world.linear(f"{theirs}._model.3"),
-        }
+    for ours in ("reward", "continue"):
+        theirs = f"{ours}_model._model"
+        model[ours] = {"layer_0": world.layer(theirs, flat), "out": world.linear(f"{theirs}.3")}
     outs = [actor.linear(f"mlp_heads.{i}") for i in range(len(config.factors) or 1)]
     out = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *outs)
     return {
@@ -236,19 +228,8 @@ def sheeprl_critic(read: Sheeprl, flat: int) -> Params:
 
 
 NET = ModelConfig(
-    vector_dim=2,
-    action_dim=2,
-    deter=8,
-    hidden=6,
-    stoch=2,
-    classes=4,
-    units=8,
-    blocks=2,
-    num_bins=21,
-    policy_layers=1,
-    value_layers=1,
-    encoder_layers=1,
-    decoder_layers=1,
+    **dict(vector_dim=2, action_dim=2, deter=8, hidden=6, stoch=2, classes=4, units=8, blocks=2),
+    **dict(policy_layers=1, value_layers=1, encoder_layers=1, decoder_layers=1, num_bins=21),
 )
 
 
@@ -267,9 +248,8 @@ SPEC = EnvSpec("x", (2,), jnp.float32, 2, 10, 1)
 
 def moved(params):
     """Parameters none of which is the exact zero that many start with."""
-    return jax.tree.map(
-        lambda x: jnp.asarray(
-            np.asarray(x) + 0.1 * np.cos(np.arange(x.size)).reshape(x.shape), x.dtype
-        ),
-        params,
-    )
+
+    def move(x):
+        return jnp.asarray(x + 0.1 * np.cos(np.arange(x.size)).reshape(x.shape), x.dtype)
+
+    return jax.tree.map(move, jax.device_get(params))

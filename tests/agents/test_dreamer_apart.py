@@ -61,16 +61,17 @@ def test_imagined_losses_and_metrics_are_those_of_all_trajectories(gradient):
     ema = returns.init_return_ema()
 
     def of(*args):
-        found = behaviour.imagined_losses(settings, *args, ema)
-        terms = {"policy": found.actor, "value": found.critic}
-        more = update.behaviour_metrics(found, terms)
-        return found, more | dict(total=update.behaviour_sum(settings, terms))
+        out, actions, rewards, continues, *rest = args
+        imagined = types.Imagined(None, actions, rewards, continues)
+        found = behaviour.imagined_losses(settings, imagined, out, *rest, ema)
+        total = update.total_loss(settings, found.losses)
+        return found, update.logged(found) | dict(total=total)
 
     whole, metrics = jax.jit(of)(*args)
     parts, shares = jax.jit(lambda *args: in_parts(of, (1,) * len(args), *args))(*args)
-    for name in ("actor", "critic", "returns"):
-        one = jnp.concatenate(list(getattr(parts, name)), axis=1)
-        np.testing.assert_allclose(one, getattr(whole, name), rtol=1e-5, atol=1e-6)
+    one = jax.tree.map(lambda x: jnp.concatenate(list(x), axis=1), (parts.losses, parts.returns))
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(whole[:2]), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(parts.ema.high, [whole.ema.high] * PARTS, rtol=1e-6)
     assert {"lambda_std", "adv_std", "discount_min", "total", "actor_loss"} <= metrics.keys()
     advantage = (whole.returns - args[4][:-1]) / metrics["ema_invscale"]
@@ -96,7 +97,7 @@ def test_the_model_is_scored_on_the_means_of_all_rows(monkeypatch):
         losses, extra = world_model.head_losses(net, params, features, batch)
         losses["representation"] = kl
         output = types.ModelOutput(losses, None, features, extra)
-        return update.model_metrics(output) | {"all": world_model.scaled_sum(settings, losses)}
+        return update.logged(output) | {"all": update.total_loss(settings, losses)}
 
     whole = of(features, batch, kl)
     shares = in_parts(of, (1, 1, 1), features, batch, kl)

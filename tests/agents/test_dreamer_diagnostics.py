@@ -15,6 +15,9 @@ from tests.agents.dreamer_helpers import change
 from tests.agents.test_dreamer import CONFIG, trained
 
 LENGTH = 8
+WINDOWS = change(CONFIG, loss=dict(batch_length=LENGTH))
+CONTEXT = diagnostics._context(WINDOWS)
+predict = jax.jit(diagnostics.open_loop, static_argnums=0)
 
 
 def filled(config, ends_at):
@@ -31,29 +34,29 @@ def filled(config, ends_at):
 
 
 def test_dreams_ignore_what_comes_after_the_context():
-    config = change(CONFIG, loss=dict(batch_length=LENGTH))
-    train, state = trained(config), filled(config, 1000)
-    predict = jax.jit(diagnostics.open_loop, static_argnums=0)
-    truth, one, inside = predict(config, train, state, jax.random.key(0))
-    truth, one = truth["vector"], one["vector"]
-    assert truth.shape == one.shape == (LENGTH, diagnostics.SEQUENCES, 3) and inside.all()
-    changed = state.replace(data={**state.data, "obs": state.data["obs"] + 1.0})
+    train, state = trained(WINDOWS), filled(WINDOWS, 1000)
+
+    def dreams(obs):
+        changed = state.replace(data=state.data | {"obs": obs})
+        truth, dreamed, inside = predict(WINDOWS, train, changed, jax.random.key(0))
+        assert inside.all()
+        return truth["vector"], dreamed["vector"]
+
+    obs = state.data["obs"]
+    truth, one = dreams(obs)
+    assert truth.shape == one.shape == (LENGTH, diagnostics.SEQUENCES, 3)
     # The same windows of other observations: if dreams saw nothing, only the context would matter.
     start = jnp.argmin(truth[0, :, 0])
-    late = truth[diagnostics._context(config), start, 0]
-    only_late = jnp.where(state.data["obs"] > jnp.expm1(late) - 1e-6, 1.0, 0.0)
-    partly = state.replace(data={**state.data, "obs": state.data["obs"] + only_late})
-    _, other, _ = predict(config, train, partly, jax.random.key(0))
-    np.testing.assert_allclose(other["vector"][:, start], one[:, start], rtol=1e-4, atol=1e-5)
-    _, moved, _ = predict(config, train, changed, jax.random.key(0))
-    assert np.abs(moved["vector"] - one).max() > 1e-3
+    late = jnp.where(obs > jnp.expm1(truth[CONTEXT, start, 0]) - 1e-6, 1.0, 0.0)
+    _, other = dreams(obs + late)
+    np.testing.assert_allclose(other[:, start], one[:, start], rtol=1e-4, atol=1e-5)
+    assert np.abs(dreams(obs + 1.0)[1] - one).max() > 1e-3
 
 
 def test_sequences_their_latents_and_those_of_dreams_have_streams_of_their_own(monkeypatch):
     """Of keys that two had in common the same numbers would come: they are as many."""
-    config = change(CONFIG, loss=dict(batch_length=LENGTH))
-    assert diagnostics._context(config) == LENGTH // 2
-    shape, drawn = (LENGTH // 2, diagnostics.SEQUENCES, config.model.stoch), []
+    assert CONTEXT == LENGTH // 2
+    shape, drawn = (CONTEXT, diagnostics.SEQUENCES, WINDOWS.model.stoch), []
 
     def watch(module, name, draws):
         function = getattr(module, name)
@@ -65,10 +68,10 @@ def test_sequences_their_latents_and_those_of_dreams_have_streams_of_their_own(m
         monkeypatch.setattr(module, name, call)
 
     def draws(*args):
-        diagnostics.open_loop(config, *args)
+        diagnostics.open_loop(WINDOWS, *args)
         return drawn
 
-    train, state = trained(config), filled(config, 1000)
+    train, state = trained(WINDOWS), filled(WINDOWS, 1000)
     watch(diagnostics.sequences, "sample", lambda args: jax.random.uniform(args[1], shape))
     watch(diagnostics.rssm, "observe", lambda args: args[-1])
     watch(diagnostics.rssm, "imagine", lambda args: args[-1])
@@ -99,55 +102,40 @@ def test_any_number_of_shards_and_rows_can_be_looked_at(shards, length):
 
 
 def test_rows_of_the_next_episode_do_not_count():
-    config = change(CONFIG, loss=dict(batch_length=LENGTH))
-    predict = jax.jit(diagnostics.open_loop, static_argnums=0)
-    _, _, inside = predict(config, trained(config), filled(config, 6), jax.random.key(0))
-    assert inside[: diagnostics._context(config)].all()
+    _, _, inside = predict(WINDOWS, trained(WINDOWS), filled(WINDOWS, 6), jax.random.key(0))
+    assert inside[:CONTEXT].all()
     assert not inside[-1].all() and (np.diff(inside.astype(int), axis=0) <= 0).all()
 
 
 def test_diagnostics_hold_errors_and_draw_curves():
-    config = change(CONFIG, loss=dict(batch_length=LENGTH))
-    found = diagnostics.make_diagnostics(config)(
-        trained(config), filled(config, 9), jax.random.key(1)
-    )
+    diagnose = diagnostics.make_diagnostics(WINDOWS)
+    found = diagnose(trained(WINDOWS), filled(WINDOWS, 9), jax.random.key(1))
     assert set(found.metrics) == {f"open_loop_error_{n}" for n in (1, 4)}
     assert all(value > 0.0 for value in found.metrics.values())
     assert found.files["open_loop.png"].startswith(b"\x89PNG")
 
 
 def test_films_show_truth_prediction_and_difference():
-    truth, prediction = np.zeros((3, 2, 8, 8, 4)), np.zeros((3, 2, 8, 8, 4))
+    truth, prediction = np.zeros((2, 3, 2, 8, 8, 4))
     truth[..., 1] = 1.0
     prediction[:, 1, ..., 1] = 0.25
     inside = np.array([[1, 1], [1, 1], [1, 0]], bool)
-    frames = diagnostics.film(truth, prediction, inside, context=2)
-    line = diagnostics.LINE
-    assert len(frames) == 3 and frames[0].shape == (
-        2 * (64 + line) + line,
-        3 * (64 + line) + line,
-        3,
-    )
+    frames, line = diagnostics.film(truth, prediction, inside, context=2), diagnostics.LINE
+    size = 64 + line
+    assert len(frames) == 3 and frames[0].shape == (2 * size + line, 3 * size + line, 3)
     full = diagnostics.to_rgb(truth)[0, 0, 0, 0].astype(float)
-    for step, (first, second) in enumerate(((1.0, 1.0), (1.0, 1.0), (1.0, diagnostics.ENDED))):
-        wanted = np.zeros((2, 3)) + (1.0, 0.0, 1.0)  # nothing predicted of the first sequence
-        wanted[1] = (1.0, 0.25, 0.75)
-        wanted *= np.array([[first], [second]])
+    for step, frame in enumerate(frames):
+        wanted = np.array([[1.0, 0.0, 1.0], [1.0, 0.25, 0.75]])  # the first is not predicted
+        wanted[1] *= diagnostics.ENDED if step == 2 else 1.0
         for (row, column), share in np.ndenumerate(wanted):
-            y, x = line + row * (64 + line), line + column * (64 + line)
-            picture = frames[step][y : y + 64, x : x + 64]
-            np.testing.assert_allclose(
-                picture, np.broadcast_to(share * full, (64, 64, 3)), atol=1.5
-            )
+            y, x = line + row * size, line + column * size
+            picture = frame[y : y + 64, x : x + 64]
+            np.testing.assert_allclose(picture - share * full, np.zeros((64, 64, 3)), atol=1.5)
         colour = diagnostics.SEEN if step < 2 else diagnostics.IMAGINED
-        border = np.delete(
-            frames[step],
-            np.r_[tuple(slice(line + i * (64 + line), (i + 1) * (64 + line)) for i in range(2))],
-            axis=0,
-        )
+        inner = [np.arange(line + i * size, (i + 1) * size) for i in range(2)]
+        border = np.delete(frame, np.concatenate(inner), axis=0)
         np.testing.assert_array_equal(border, np.broadcast_to(colour, border.shape))
-    colours = diagnostics.to_rgb(np.eye(4))
-    assert len({tuple(c) for c in colours}) == 4
+    assert len({tuple(c) for c in diagnostics.to_rgb(np.eye(4))}) == 4
 
 
 def test_one_channel_is_grey_two_are_colours_and_three_are_as_they_are():
@@ -170,10 +158,8 @@ def test_curves_are_of_what_was_observed_and_predicted_in_the_episode(monkeypatc
     for number, (row, column) in enumerate(np.ndindex(4, 6)):
         one, two, line = drawn[0].axes[number].lines
         num = inside[:, row].sum()
-        for curve, wanted in ((one, seen), (two, predicted)):
+        for curve, wanted, style in ((one, seen, "-"), (two, predicted, "--")):
             np.testing.assert_array_equal(curve.get_xdata(), np.arange(num))
             np.testing.assert_array_equal(curve.get_ydata(), wanted[:num, row, column])
-        assert line.get_xdata()[0] == 1.5 and (two.get_linestyle(), one.get_linestyle()) == (
-            "--",
-            "-",
-        )
+            assert curve.get_linestyle() == style
+        assert line.get_xdata()[0] == 1.5

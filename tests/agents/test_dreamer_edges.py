@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 
 import jax
@@ -24,9 +25,6 @@ from tests.agents.dreamer_helpers import CONTEXT, NET, change, make_settings, mo
 from tests.agents.test_dreamer_steps import official_case
 from tests.helpers import program, register_toy
 
-# The official code's choices; with rates of 0 an update changes the stored latents alone.
-
-
 # Critic on replay rows
 
 
@@ -48,13 +46,15 @@ def test_replay_targets_stop_where_the_next_row_is_first_though_no_end_was_store
 # Optimiser
 
 
-def test_a_clip_of_zero_is_none():
+def test_kernels_of_zero_move_by_the_rate_once_it_has_risen_and_a_clip_of_zero_is_none():
     params = {"a": jnp.zeros((2, 2)), "b": jnp.ones(3)}
-    grads = {"a": jnp.zeros((2, 2)), "b": jnp.array([5.0, -7.0, 0.0])}
-    solver = optimizers.make("laprop", 1e-2, clip=0.0, eps=1e-20)
-    updates, _ = solver.update(grads, solver.init(params), params)
-    np.testing.assert_array_equal(updates["a"], 0.0)
-    np.testing.assert_allclose(updates["b"], [-1e-2, 1e-2, 0.0], rtol=1e-5)
+    grads = {"a": jnp.full((2, 2), 1e-9), "b": jnp.array([5.0, -7.0, 0.0])}
+    for clip, warmup in ((0.0, 0), (0.3, 0), (0.3, 10)):
+        solver = optimizers.make("laprop", 1e-2, clip=clip, eps=1e-20, warmup=warmup)
+        updates, _ = solver.update(grads, solver.init(params), params)
+        rate = 0.0 if warmup else 1e-2
+        np.testing.assert_allclose(updates["a"], -rate, rtol=1e-3)
+        np.testing.assert_allclose(updates["b"], [-rate, rate, 0.0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["continuous", "discrete"])  # of one vector, and of two
@@ -145,8 +145,8 @@ def test_several_layers_of_the_recurrent_cell():
 
 @pytest.mark.parametrize("core", ["block", "dense"])
 def test_imagined_actions_reach_the_model_bounded_as_the_replay_holds_them(core):
-    net = ModelConfig(vector_dim=1, action_dim=2, deter=4, hidden=3, stoch=2, classes=2, core=core)
-    net = net if core == "dense" else ModelConfig(**{**vars(net), "blocks": 2})
+    small = dict(deter=4, hidden=3, stoch=2, classes=2, blocks=2 if core == "block" else 0)
+    net = ModelConfig(vector_dim=1, action_dim=2, core=core, **small)
     params = rssm.init(jax.random.key(0), net, 4)
     start = rssm.initial(net, params, (3,))
     draws = jnp.full((1, 3, 2), 0.5)
@@ -171,7 +171,7 @@ def test_action_clip_bounds_what_the_policy_does():
     )
     settings = change(CONTEXT, actor=dict(gradient="reparam", action_clip=0.25))
     train = dreamer.init_state(settings, jax.random.key(0))
-    act = jax.jit(dreamer.make_act(settings), static_argnums=5)
+    act = jax.jit(functools.partial(dreamer.act, settings), static_argnums=5)
     actor, obs, first = dreamer.init_actor(NET, 50), jnp.ones((50, 2)), jnp.ones(50, bool)
     action, _ = act(train, actor, obs, first, jax.random.key(1), False)
     np.testing.assert_allclose(np.abs(action).max(), 0.25, rtol=1e-6)
@@ -197,11 +197,9 @@ def test_evaluations_take_the_mode_and_training_samples():
     obs, first = jnp.ones((400, 2)), jnp.ones(400, bool)
 
     def share(how, evaluate):
-        act = dreamer.make_act(make_settings(net, eval=dict(action=how)))
+        act = functools.partial(dreamer.act, make_settings(net, eval=dict(action=how)), train)
         actor = dreamer.init_actor(net, 400)
-        action, after = jax.jit(
-            lambda: act(train, actor, obs, first, jax.random.key(1), evaluate)
-        )()
+        action, after = jax.jit(lambda: act(actor, obs, first, jax.random.key(1), evaluate))()
         np.testing.assert_array_equal(after.action, action)
         return np.mean(action, axis=0)
 

@@ -86,44 +86,19 @@ def made(config, drawn):
 
 
 def test_a_block_core_and_vectors(drawn):
-    config = ModelConfig(
-        **SMALL,
-        vector_dim=3,
-        blocks=2,
-        core_layers=2,
-        posterior_layers=2,
-        prior_layers=2,
-        encoder_layers=2,
-        decoder_layers=2,
-        reward_layers=2,
-        continue_layers=2,
-        policy_layers=2,
-        value_layers=2,
-    )
-    found, fans = made(config, drawn)
+    """Their shapes: `test_official_parameter_counts`."""
+    parts = "core posterior prior encoder decoder reward continue policy value".split()
+    layers = {f"{part}_layers": 2 for part in parts}
+    config = ModelConfig(**SMALL, vector_dim=3, blocks=2, **layers)
+    _, fans = made(config, drawn)
     wanted = BLOCKS | {f"{x}/out/kernel": np.inf for x in ("model/reward", "critic")}
     wanted["actor/out/kernel"] = 5 / 0.01**2
     assert fans == pytest.approx(wanted, rel=1e-4)
-    shapes = {name.removeprefix("model/rssm/"): x.shape for name, x in found.items()}
-    assert shapes["hidden_h/kernel"] == (2, 4, 4) and shapes["hidden_x/kernel"] == (12, 8)
-    assert shapes["hidden_a/kernel"] == (6, 8) and shapes["gru/kernel"] == (2, 4, 12)
-    assert shapes["hidden_a/bias"] == (8,) and shapes["gru/bias"] == (24,)
-    assert shapes["hidden_rest/layer_0/kernel"] == (2, 4, 4) and "hidden_x/bias" not in shapes
-    assert shapes["posterior/deter/kernel"] == (8, 6) and "posterior/deter/bias" not in shapes
-    assert shapes["posterior/tokens/kernel"] == (5, 6) and shapes["posterior/tokens/bias"] == (6,)
-    assert shapes["hidden_norm/scale"] == shapes["hidden_rest/layer_0/norm/scale"] == (8,)
 
 
 def test_a_dense_core_and_images(drawn):
-    config = ModelConfig(
-        **SMALL,
-        image_shape=(12, 12, 3),
-        core="dense",
-        norm="layer",
-        initial="learned",
-        prior_layers=1,
-        reward_layers=0,
-    )
+    own = dict(image_shape=(12, 12, 3), core="dense", norm="layer", initial="learned")
+    config = ModelConfig(**SMALL, **own, prior_layers=1, reward_layers=0)
     found, fans = made(config, drawn)
     wide = [
         x.shape[-1] for name, x in found.items() if name.startswith("model/encoder") and x.ndim == 4
@@ -143,7 +118,4 @@ def test_a_dense_core_and_images(drawn):
     assert image == pytest.approx(wanted, rel=1e-4)
     shapes = {name.removeprefix("model/rssm/"): x.shape for name, x in found.items()}
     assert shapes["gru_norm/scale"] == shapes["gru_norm/shift"] == (24,)
-    assert shapes["initial"] == (8,) and shapes["gru/kernel"] == (14, 24)
-    assert shapes["in_z/kernel"] == (12, 6) and shapes["in_a/kernel"] == (2, 6)
     assert not any(name.startswith(("in_z/bias", "in_a/bias", "gru/bias")) for name in shapes)
-    assert shapes["model/reward/out/kernel"] == (F, 7)

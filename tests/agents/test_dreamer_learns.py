@@ -23,34 +23,17 @@ pytestmark = pytest.mark.slow
 # The official code's choices, but without the loss on replay rows: those act at random.
 GAMMA, STOP = 0.8, 0.3
 VALUES = {"s0": GAMMA, "s1": 1.0}  # of going on, which is better than stopping in both states
+LAYERS = ("encoder", "decoder", "policy", "value", "prior")
 SETTINGS = make_settings(
     ModelConfig(
-        vector_dim=3,
-        action_dim=2,
-        factors=(2,),
-        deter=16,
-        hidden=16,
-        stoch=4,
-        classes=4,
-        units=16,
-        blocks=2,
-        encoder_layers=1,
-        decoder_layers=1,
-        policy_layers=1,
-        value_layers=1,
-        prior_layers=1,
-        num_bins=41,
-        bin_max=2.0,
-        bins_space="raw",
-        policy_unimix=0.0,
+        **dict(vector_dim=3, action_dim=2, factors=(2,), policy_unimix=0.0),
+        **dict(deter=16, hidden=16, stoch=4, classes=4, units=16, blocks=2),
+        **dict(num_bins=41, bin_max=2.0, bins_space="raw"),
+        **{f"{part}_layers": 1 for part in LAYERS},
     ),
     loss=dict(
-        batch_size=8,
-        batch_length=6,
-        updates="joint",
-        continue_discount=True,
-        dynamics_coef=1.0,
-        free_nats=0.1,
+        **dict(batch_size=8, batch_length=6, updates="joint", continue_discount=True),
+        **dict(dynamics_coef=1.0, free_nats=0.1),
     ),
     imagination=dict(horizon=3, continues="soft", first_continue="predicted"),
     critic=dict(gamma=GAMMA, replay_loss="none"),

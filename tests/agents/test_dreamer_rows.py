@@ -20,8 +20,6 @@ from mbx.training.state import Schedule, init_state
 from tests.agents.dreamer_helpers import CONTEXT, NET, SPEC, change, moved
 from tests.helpers import program
 
-# The official code's choices; with rates of 0 an update changes the stored latents alone.
-
 
 @pytest.mark.parametrize("context", [False, True])
 def test_a_batch_begins_like_an_episode_unless_latents_are_stored(context):
@@ -42,13 +40,9 @@ def test_a_batch_begins_like_an_episode_unless_latents_are_stored(context):
     np.testing.assert_array_equal(batch.obs["vector"], rows["obs"][1:])
     np.testing.assert_array_equal(batch.reward, rows["reward"][1:])
     np.testing.assert_array_equal(batch.is_last, rows["is_last"][1:])
-    begins = np.array([[0, 0], [1, 0], [0, 0]], bool)
-    if context:
-        np.testing.assert_array_equal(carry.deter, rows["deter"][0])
-        np.testing.assert_array_equal(jnp.argmax(carry.stoch, -1), rows["stoch"][0])
-    else:
-        assert carry is None
-        begins[0] = True
+    begins = np.array([[not context] * 2, [1, 0], [0, 0]], bool)
+    np.testing.assert_array_equal(carry.deter, rows["deter"][0] * context)
+    np.testing.assert_array_equal(jnp.argmax(carry.stoch, -1), rows["stoch"][0] * context)
     np.testing.assert_array_equal(batch.is_first, begins)
 
 
@@ -71,6 +65,31 @@ def filled(shards, num_envs=4, steps=60, capacity=64):
         return replay.insert(state, rows), None
 
     return jax.jit(lambda s: jax.lax.scan(insert, s, jnp.arange(steps))[0])(state)
+
+
+def test_rows_are_consecutive_and_cross_episodes():
+    state = filled(1, num_envs=2, steps=30, capacity=20)
+    rows = sequences.sample(state, jax.random.key(0), batch_size=400, length=12).rows
+    obs = np.asarray(rows["obs"])
+    assert obs.shape == (12, 400, 2) and np.all(np.diff(obs, axis=0) == [1.0, 0.0])
+    assert np.all(np.any(np.asarray(rows["is_last"]), axis=0))
+    starts, counts = np.unique(obs[0] @ [1.0, 100.0], return_counts=True)
+    # Rows 10..29 are held: 9 starts in each of two environments, all about equally often.
+    np.testing.assert_array_equal(starts, np.r_[10:19, 110:119])
+    assert counts.min() > 5 and counts.max() < 45
+
+
+def test_a_row_sampled_twice_is_written_once():
+    index = replay.Index(jnp.zeros(2, jnp.int32), jnp.full(2, 4, jnp.int32))
+    deter = jnp.broadcast_to(jnp.array([[1.0], [2.0]]), (2, 8))
+    after = sequences.write(filled(1), index, {"deter": deter})
+    np.testing.assert_array_equal(after.data["deter"][0, 4], [2.0] * 8)
+
+
+@pytest.mark.parametrize("fields, match", [(dict(length=65), "length"), (dict(fresh=9), "fresh")])
+def test_mistakes_are_refused(fields, match):
+    with pytest.raises(ValueError, match=match):
+        sequences.sample(filled(1), jax.random.key(0), **(dict(batch_size=4, length=3) | fields))
 
 
 @pytest.mark.parametrize("fresh", [1, 3])
@@ -107,17 +126,9 @@ def test_latents_are_written_back_to_the_rows_they_belong_to():
     index = jax.jit(sample)(state, jax.random.split(key)[0]).index  # the rows of the update
     rows = replay.row_at(after, index)
     begins = np.asarray(rows["is_first"])
-    carried = np.stack(
-        [
-            follows(
-                train.params,
-                {n: rows[n][t] for n in ("deter", "stoch")},
-                rows["action"][t],
-                {n: rows[n][t + 1] for n in ("deter", "stoch")},
-            )
-            for t in range(5)
-        ]
-    )
+    latents = {name: rows[name] for name in ("deter", "stoch")}
+    before, after_it = (jax.tree.map(lambda x, i=i: x[i], latents) for i in (slice(5), slice(1, 6)))
+    carried = np.asarray(follows(train.params, before, rows["action"][:5], after_it))
     assert begins[1:].sum() < 3 and np.all(carried[~begins[1:]])
     zero = np.asarray(after.data["deter"] == 0.0).all(-1)
     assert (~zero).sum() == 10  # five rows each of two sequences, and no other row
@@ -179,13 +190,7 @@ def test_latents_of_the_seed_phase_follow_from_the_actions_taken():
     class Environment:  # as much of one as a state is made from
         num_envs, spec = 2, SPEC
 
-    schedule = Schedule(
-        seed_steps=100,
-        pretrain_updates=0,
-        utd_ratio=0.0,
-        reanalyze_interval=0,
-        reanalyze_min_step=0,
-    )
+    schedule = Schedule(100, 0, 0.0, 0, 0)
     obs = jax.random.normal(jax.random.key(1), (6, 2, 2))
     state = init_state(agent, Environment, key=jax.random.key(0), capacity=9, host_obs=obs[0])
     select_action = jax.jit(loop.make_select_action(agent, schedule, 2, SPEC))
@@ -196,9 +201,8 @@ def test_latents_of_the_seed_phase_follow_from_the_actions_taken():
         state, _ = program(loop.store, agent)(state, action, actor, None, step)
     rows = {name: x[:, :5].swapaxes(0, 1) for name, x in state.replay.data.items()}
     assert np.all(np.abs(rows["action"]) > 0.0)
-    for t in range(4):
-        before, after = ({n: rows[n][i] for n in ("deter", "stoch")} for i in (t, t + 1))
-        assert np.all(follows(state.train.params, before, rows["action"][t], after)), t
+    before, after = ({n: rows[n][i] for n in ("deter", "stoch")} for i in (slice(4), slice(1, 5)))
+    assert np.all(follows(state.train.params, before, rows["action"][:4], after))
 
 
 def test_nothing_of_a_fault_is_learned_from():

@@ -28,15 +28,12 @@ def close(actual, expected, rtol=1e-3, atol=1e-5):
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=rtol, atol=atol)
 
 
-def close_trees(actual, expected, rtol, atol, share=0.0):
-    """Leaf by leaf; `share` of a tensor's largest entry adds to the absolute tolerance."""
-    flat = jax.tree_util.tree_flatten_with_path(expected)[0]
+def leaves(expected, actual):
+    """((path, leaf), leaf) of two trees of one structure."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for (path, want), have in zip(flat, jax.tree.leaves(actual), strict=True):
-        limit = atol + share * float(np.max(np.abs(want), initial=0.0))
-        np.testing.assert_allclose(
-            have, want, rtol=rtol, atol=limit, err_msg=jax.tree_util.keystr(path)
-        )
+    flat = jax.tree_util.tree_leaves_with_path(expected)
+    named = [(jax.tree_util.keystr(path), x) for path, x in flat]
+    return zip(named, jax.tree.leaves(actual), strict=True)
 
 
 # Official agent: one joint gradient
@@ -47,29 +44,19 @@ def official_case(name):
     discrete, image = n["actions"] == "discrete", "image" in x
     keys = ref.vector_keys(x)
     outputs = x["p/pol/head/action/" + ("logits" if discrete else "mean") + "/bias"].size
+    own = dict(encoder_layers="enc_layers", decoder_layers="dec_layers", reward_layers="rew_layers")
+    own |= dict(continue_layers="con_layers", policy_layers="pol_layers", value_layers="val_layers")
+    own |= dict(prior_layers="imglayers", posterior_layers="obslayers", min_std="minstd")
+    own |= dict(max_std="maxstd", decoder_blocks="bspace", num_bins="bins")
+    same = ("deter", "hidden", "stoch", "classes", "blocks", "units", "depth", "unimix")
     net = ModelConfig(
         vector_dim=sum(np.prod(x[key].shape[2:], dtype=int) for key in keys),
         image_shape=x["image"].shape[2:] if image else None,
         action_dim=outputs,
         factors=(outputs,) if discrete else (),
-        norm="rms",
-        num_bins=n["bins"],
         bins_space="raw",
-        encoder_layers=n["enc_layers"],
-        decoder_layers=n["dec_layers"],
-        reward_layers=n["rew_layers"],
-        continue_layers=n["con_layers"],
-        policy_layers=n["pol_layers"],
-        value_layers=n["val_layers"],
         policy_unimix=0.0,
-        prior_layers=n["imglayers"],
-        posterior_layers=n["obslayers"],
-        min_std=n["minstd"],
-        max_std=n["maxstd"],
-        decoder_blocks=n["bspace"],
-        core="block",
-        **{k: n[k] for k in ("deter", "hidden", "stoch", "classes", "blocks", "units", "depth")},
-        unimix=n["unimix"],
+        **{name: n[theirs] for name, theirs in (own | dict(zip(same, same, strict=True))).items()},
     )
     scales = n["loss_scales"]
     config = make_settings(
@@ -112,14 +99,8 @@ def official_inputs(x, n, config, keys):
     first = batch_major(x["is_first"])
     if net.discrete:
         action = jax.nn.one_hot(action, net.action_dim)
-    batch = types.Batch(
-        obs,
-        action,
-        batch_major(x["reward"]),
-        first,
-        batch_major(x["is_last"]),
-        batch_major(x["is_terminal"]),
-    )
+    flags = (batch_major(x[name]) for name in ("is_last", "is_terminal"))
+    batch = types.Batch(obs, action, batch_major(x["reward"]), first, *flags)
     carry = types.State(jnp.asarray(x["carry_h"]), jnp.asarray(x["carry_z"]))
 
     def dreams(y):
@@ -149,7 +130,7 @@ def test_official_agent(name):
         return update.step_gradients(config, state, batch, carry, noise)
 
     step = jax.jit(run)(state)
-    grads, output, result, terms = step.grads, step.output, step.result, step.terms
+    grads, output, result = step.grads, step.output, step.result
     close(output.observed.states.deter.swapaxes(0, 1), x["h"], 1e-4)
     close(output.observed.posterior.swapaxes(0, 1), x["posterior_logits"], 1e-4)
     rows = {key: loss.T for key, loss in output.losses.items()}
@@ -161,21 +142,16 @@ def test_official_agent(name):
     if "image" in rows:
         close(rows["image"], x["loss/image"], 1e-4)
     close(result.returns, dreams(x["imag_ret"]))
-    close(result.actor, dreams(x["imag_policy_loss"]))
-    close(result.critic, dreams(x["imag_value_loss"]))
-    close(terms["replay_value"].T, x["loss/repval"])
+    close(result.losses["policy"], dreams(x["imag_policy_loss"]))
+    close(result.losses["value"], dreams(x["imag_value_loss"]))
+    close(result.losses["replay_value"].T, x["loss/repval"])
     close(result.ema.low, x["moments_low"])
     close(result.ema.high, x["moments_high"])
-    total = world_model.scaled_sum(config, output.losses) + update.behaviour_sum(config, terms)
-    close(total, x["loss_total"])
+    close(update.total_loss(config, output.losses | result.losses), x["loss_total"])
     expected = ref.official_params(ref.Official(x, "g/"), config.model, n)
-    for (path, want), have in zip(
-        jax.tree_util.tree_flatten_with_path(expected)[0], jax.tree.leaves(grads), strict=True
-    ):
+    for (path, want), have in leaves(expected, grads):
         limit = 1e-5 * max(1.0, float(np.max(np.abs(want))))
-        np.testing.assert_allclose(
-            have, want, rtol=2e-3, atol=limit, err_msg=jax.tree_util.keystr(path)
-        )
+        np.testing.assert_allclose(have, want, rtol=2e-3, atol=limit, err_msg=path)
 
 
 @pytest.mark.parametrize("name", ["discrete", "options"])
@@ -186,22 +162,14 @@ def test_gradients_flow_where_the_official_ones_do(name):
 
     def all_losses(params):
         output = world_model.model_losses(config, params["model"], batch, carry, noise.posterior)
-        terms, _ = behaviour.behaviour_losses(
+        result = behaviour.behaviour_losses(
             config, params, state.slow_critic, output, batch, state.ema, noise
         )
-        means = {key: jnp.mean(loss) for key, loss in (output.losses | terms).items()}
-        return means
+        return jax.tree.map(jnp.mean, output.losses | result.losses)
 
     jacobian = jax.jit(jax.jacrev(all_losses))(state.params)
-    ours = {
-        "dyn": "dynamics",
-        "rep": "representation",
-        "rew": "reward",
-        "con": "continue",
-        "policy": "policy",
-        "value": "value",
-        "repval": "replay_value",
-    }
+    ours = dict(dyn="dynamics", rep="representation", rew="reward", policy="policy", value="value")
+    ours |= {"con": "continue", "repval": "replay_value"}
     vectors = [row for row, key in enumerate(n["loss_names"]) if key in keys]
     for row, key in enumerate(n["loss_names"]):
         if key not in ours and len(vectors) > 1:
@@ -235,17 +203,9 @@ def test_sheeprl_step(name):
         units=n["units"],
         stoch=n["S"],
         classes=n["K"],
-        core="dense",
-        norm="layer",
-        initial="learned",
-        prior_layers=1,
-        encoder_layers=1,
-        decoder_layers=1,
-        policy_layers=1,
-        value_layers=1,
-        num_bins=n["bins"],
-        unimix=n["unimix"],
-        policy_unimix=n["unimix"],
+        **dict(core="dense", norm="layer", initial="learned", num_bins=n["bins"]),
+        **{f"{part}_layers": 1 for part in ("prior", "encoder", "decoder", "policy", "value")},
+        **{name: n["unimix"] for name in ("unimix", "policy_unimix")},
     )
     groups = [adam[key] for key in ("world_model", "actor", "critic")]
     config = make_settings(
@@ -306,17 +266,20 @@ def test_sheeprl_step(name):
     for ours, theirs in (("reward", "reward"), ("continue", "continue"), ("vector", "observation")):
         close(jnp.mean(step.output.losses[ours]), x[f"loss_{theirs}"])
     close(step.output.metrics["kl"], x["kl_mean"])
-    close(world_model.scaled_sum(config, step.output.losses), x["loss_world_model"])
+    close(update.total_loss(config, step.output.losses), x["loss_world_model"])
     close(step.result.returns, x["lambda_values"][..., 0])
-    close(jnp.mean(step.terms["policy"]), x["loss_policy"])
-    close(jnp.mean(step.terms["value"]), x["loss_value"])
+    close(jnp.mean(step.result.losses["policy"]), x["loss_policy"])
+    close(jnp.mean(step.result.losses["value"]), x["loss_value"])
     close(step.result.ema.low, x["moments_low"])
     close(step.result.ema.high, x["moments_high"])
     expected = ref.sheeprl_params(x, "g", net)
-    close_trees(step.grads, expected, 1e-3, 1e-5, share=1e-4)
-    after = ref.sheeprl_params(x, "p1", net)
-    for have, want, grad in zip(
-        jax.tree.leaves(step.params), jax.tree.leaves(after), jax.tree.leaves(expected), strict=True
+    for ((path, want), have), moved, after in zip(
+        leaves(expected, step.grads),
+        jax.tree.leaves(step.params),
+        jax.tree.leaves(ref.sheeprl_params(x, "p1", net)),
+        strict=True,
     ):
-        clear = np.abs(grad) > 1e-5
-        close(np.asarray(have)[clear], np.asarray(want)[clear], 0.0, 2e-6)
+        limit = 1e-5 + 1e-4 * float(np.max(np.abs(want), initial=0.0))
+        np.testing.assert_allclose(have, want, rtol=1e-3, atol=limit, err_msg=path)
+        clear = np.abs(want) > 1e-5
+        close(np.asarray(moved)[clear], np.asarray(after)[clear], 0.0, 2e-6)

@@ -8,68 +8,10 @@ import inspect
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
-import scipy.stats
 
-from mbx.agents.dreamer import diagnostics, optimizers, policy, world_model
-from mbx.agents.dreamer import networks as nets
+from mbx.agents.dreamer import diagnostics, optimizers, policy
 from tests.agents import dreamer_helpers
-from tests.agents.dreamer_helpers import make_settings
-
-
-@pytest.mark.parametrize("discounted", [False, True])
-def test_the_continue_loss_is_a_cross_entropy(discounted):
-    settings = make_settings(
-        dreamer_helpers.NET, loss=dict(continue_discount=discounted), critic=dict(gamma=0.9)
-    )
-    logit, ends = np.float32([-1.0, 0.5, 2.0]), np.array([True, False, True])
-    target = np.where(ends, 0.0, 0.9 if discounted else 1.0)
-    p = 1 / (1 + np.exp(-logit))
-    wanted = -(target * np.log(p) + (1 - target) * np.log(1 - p))
-    found = world_model.continue_loss(settings, jnp.asarray(logit), jnp.asarray(ends))
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-def test_a_hidden_layer_and_its_written_out_derivative_by_differences(kind):
-    draw = np.random.default_rng(0)
-    x, weights = draw.normal(size=(2, 3, 4)), draw.normal(size=(2, 3, 5))
-    given = {"kernel": draw.normal(size=(4, 5)), "scale": 1.0 + 0.3 * draw.normal(size=5)}
-    given["bias" if kind == "rms" else "shift"] = draw.normal(size=5)
-
-    def plain(x, kernel, scale, bias=0.0, shift=0.0):
-        y = x @ kernel + bias
-        y = y - y.mean(-1, keepdims=True) if kind == "layer" else y
-        epsilon = 1e-3 if kind == "layer" else 1e-4
-        y = scale * y / np.sqrt((y**2).mean(-1, keepdims=True) + epsilon) + shift
-        return ((y / (1.0 + np.exp(-y))) * weights).sum()
-
-    def ours(args):
-        own = {name: args[name] for name in ("kernel", "bias") if name in args}
-        own["norm"] = {name: args[name] for name in ("scale", "shift") if name in args}
-        return jnp.sum(nets.layer(own, args["x"]) * weights)
-
-    args = {"x": x, **given}
-    value, slopes = jax.value_and_grad(ours)(jax.tree.map(jnp.float32, args))
-    assert value == pytest.approx(plain(**args), rel=1e-5)
-    for name, array in args.items():
-        wanted = np.zeros(array.shape)
-        for place in np.ndindex(array.shape):
-            step = np.zeros(array.shape)
-            step[place] = 1e-5
-            above, below = ({**args, name: array + sign * step} for sign in (1, -1))
-            wanted[place] = (plain(**above) - plain(**below)) / 2e-5
-        np.testing.assert_allclose(slopes[name], wanted, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-def test_the_sum_of_losses_by_their_coefficients():
-    settings = make_settings(
-        dreamer_helpers.NET, loss=dict(dynamics_coef=3.0, representation_coef=0.5)
-    )
-    losses = {name: np.float32([1.0, 3.0]) for name in ("vector", "dynamics", "representation")}
-    assert float(world_model.scaled_sum(settings, losses)) == 2.0 + 6.0 + 1.0
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -81,21 +23,6 @@ def policies(config, out, draw, action):
         "log_prob": policy.log_prob(config, out, action),
         "entropy": policy.entropy(config, out),
     }
-
-
-def test_a_gaussian_policy_by_hand():
-    config = dataclasses.replace(dreamer_helpers.NET, min_std=0.2, max_std=1.5, init_std=0.7)
-    rng = np.random.default_rng(0)
-    out, draw, action = (np.float32(rng.normal(size=(3, n))) for n in (4, 2, 2))
-    mean = np.tanh(out[:, :2])
-    std = 0.2 + 1.3 / (1 + np.exp(-(out[:, 2:] + 0.7)))
-    found = policies(config, out, draw, action)
-    np.testing.assert_allclose(found["sample"], mean + std * draw, rtol=1e-5)
-    np.testing.assert_allclose(found["mode"], mean, rtol=1e-6)
-    wanted = scipy.stats.norm(mean, std)
-    np.testing.assert_allclose(found["log_prob"], wanted.logpdf(action).sum(-1), rtol=1e-4)
-    np.testing.assert_allclose(found["entropy"], wanted.entropy().sum(-1), rtol=1e-4)
-    assert policy.output_dim(config) == 4
 
 
 def test_a_policy_of_two_factors_by_hand():

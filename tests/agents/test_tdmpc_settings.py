@@ -394,7 +394,8 @@ def test_a_decay_is_refused_where_the_task_keeps_the_rate(name):
 
 
 def test_settings_need_no_jax():
-    code = "import sys, mbx.agents.tdmpc.settings; assert 'jax' not in sys.modules"
+    names = "sys, mbx.agents.tdmpc.settings, mbx.agents.dreamer.settings"
+    code = f"import {names}; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

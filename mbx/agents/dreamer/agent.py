@@ -1,8 +1,5 @@
 """DreamerV3 as a tuple of pure functions: a world model learned from replay, behaviour imagined.
 
-    act      move the latent state with the observation, sample (or take the mode of) the policy
-    update   sample sequences, one step on world model, actor and critic (`update`)
-
 `configs/dreamer.py` learns the world model first, imagines with the updated one, takes the real
 first continue and hard ones after it; `configs/dreamerv3.py` has the official code's choices (one
 joint gradient, continue probabilities that hold the discount).
@@ -15,7 +12,6 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -56,20 +52,6 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
             f"config.env.name={spec.name!r}: its action space is empty, of shape "
             f"({spec.action_dim},): there is nothing to choose; give it at least one action"
         )
-    shape = tuple(spec.obs_shape)
-    seen: dict[str, Any] = {}
-    if observations.is_packed(spec.parts):
-        image, size = observations.layout(spec.parts)
-        seen = dict(image_shape=image, vector_dim=size, parts=tuple(spec.parts))
-    elif len(shape) == 3:
-        integers = np.issubdtype(np.dtype(spec.obs_dtype), np.integer)
-        seen = dict(image_shape=shape, image_scale=255.0 if integers else 1.0)
-    else:
-        seen = dict(vector_dim=math.prod(shape), vector_shape=shape, parts=tuple(spec.parts))
-    own = {f.name: getattr(settings.model, f.name) for f in dataclasses.fields(Model)}
-    factors = (spec.action_dim,) if spec.discrete else ()
-    model = ModelConfig(**own, **seen, action_dim=spec.action_dim, factors=factors)
-    model = dataclasses.replace(model, heads=make_heads(settings.loss.head_terms, spec))
     gradient = settings.actor.gradient
     if gradient == "auto":
         gradient = "reinforce" if spec.discrete else "reparam"
@@ -78,28 +60,45 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
             "config.actor.gradient='reparam' needs continuous actions, but those of "
             f"{spec.name} are discrete: use 'reinforce' or 'auto'"
         )
+    shape, parts = tuple(spec.obs_shape), tuple(spec.parts)
+    seen: dict[str, Any] = dict(action_dim=spec.action_dim)
+    if observations.is_packed(parts):
+        image, size = observations.layout(parts)
+        seen |= dict(image_shape=image, vector_dim=size, parts=parts)
+    elif len(shape) == 3:
+        integers = np.issubdtype(np.dtype(spec.obs_dtype), np.integer)
+        seen |= dict(image_shape=shape, image_scale=255.0 if integers else 1.0)
+    else:
+        seen |= dict(vector_dim=math.prod(shape), vector_shape=shape, parts=parts)
+    own = {f.name: getattr(settings.model, f.name) for f in dataclasses.fields(Model)}
+    heads = make_heads(settings.loss.head_terms, spec)
+    factors = (spec.action_dim,) if spec.discrete else ()
+    model = ModelConfig(**own, **seen, factors=factors, heads=heads)
     _check_effects(settings, model, spec)
     actor = dataclasses.replace(settings.actor, gradient=gradient)
     return dataclasses.replace(settings, model=model, actor=actor)
 
 
+_NEEDS = {  # settings that something of the task gives an effect
+    "continuous actions": ("model.init_std", "model.min_std", "model.max_std", "actor.action_clip"),
+    "discrete actions": ("model.policy_unimix",),
+    "images": ("model.depth", "model.decoder_blocks"),
+    "a vector": ("model.encoder_layers", "model.decoder_layers"),
+}
+
+
 def _check_effects(settings: Settings, model: ModelConfig, spec: EnvSpec) -> None:
     """Raises ValueError for a changed setting that has no effect in this task."""
-    vectors, images = bool(model.vector_dim), model.image_shape is not None
-    for name, needed, given in (
-        ("model.init_std", "continuous actions", not spec.discrete),
-        ("model.min_std", "continuous actions", not spec.discrete),
-        ("model.max_std", "continuous actions", not spec.discrete),
-        ("actor.action_clip", "continuous actions", not spec.discrete),
-        ("model.policy_unimix", "discrete actions", spec.discrete),
-        ("model.depth", "images", images),
-        ("model.decoder_blocks", "images", images),
-        ("model.encoder_layers", "a vector", vectors),
-        ("model.decoder_layers", "a vector", vectors),
-    ):
+    has = {
+        "continuous actions": not spec.discrete,
+        "discrete actions": spec.discrete,
+        "images": model.image_shape is not None,
+        "a vector": bool(model.vector_dim),
+    }
+    for needed, name in ((x, name) for x, names in _NEEDS.items() for name in names):
         value, normal = (operator.attrgetter(name)(x) for x in (settings, Settings()))
         same = (normal, 0.0) if name == "model.policy_unimix" else (normal,)  # 0: true of all
-        if not given and (isinstance(value, jax.Array) or value not in same):
+        if not has[needed] and (isinstance(value, jax.Array) or value not in same):
             raise ValueError(
                 f"config.{name}={value!r} has no effect with env.name={spec.name!r}: it needs "
                 f"{needed}; leave it at {normal!r}"
@@ -108,18 +107,15 @@ def _check_effects(settings: Settings, model: ModelConfig, spec: EnvSpec) -> Non
 
 def build_agent(settings: Settings) -> Agent:
     """The agent for resolved settings."""
-
-    def latents(actor: ActorState) -> dict[str, Array]:
-        return stored(State(actor.deter, actor.stoch))
-
+    context = settings.replay.context
     return Agent(
         init=functools.partial(init_state, settings),
         init_actor=functools.partial(init_actor, settings.model),
-        act=make_act(settings),
+        act=functools.partial(act, settings),
         update=make_update(settings),
         example_row=functools.partial(example_row, settings),
         after_action=lambda actor, action: actor.replace(action=action),
-        replay_extras=latents if settings.replay.context else None,
+        replay_extras=(lambda actor: stored(State(actor.deter, actor.stoch))) if context else None,
         diagnostics=make_diagnostics(settings),
     )
 
@@ -128,20 +124,22 @@ def init_params(net: ModelConfig, key: Array) -> Params:
     """Parameters of everything; reward and value start as exact zeros."""
     names = ("encoder", "rssm", "decoder", "reward", "continue", "actor", "critic")
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
-    bins = net.num_bins
+
+    def head(name: str, layers: int, out: int, scale: float = 1.0) -> Params:
+        return nets.init_head(keys[name], net, layers, out, scale)
+
     model = {
         "encoder": encoders.init_encoder(keys["encoder"], net),
         "rssm": rssm.init(keys["rssm"], net, encoders.token_dim(net)),
         "decoder": encoders.init_decoder(keys["decoder"], net),
-        "reward": nets.init_head(keys["reward"], net, net.reward_layers, bins, scale=0.0),
-        "continue": nets.init_head(keys["continue"], net, net.continue_layers, 1),
+        "reward": head("reward", net.reward_layers, net.num_bins, scale=0.0),
+        "continue": head("continue", net.continue_layers, 1),
     }
     if net.heads is not None:  # a key that the split above has not given away
         own = jax.random.split(key, len(names) + 1)[-1]
         model["heads"] = net.heads.init(own, net.feature_dim, net.obs_shape)
-    out = policy.output_dim(net)
-    actor = nets.init_head(keys["actor"], net, net.policy_layers, out, scale=0.01)
-    critic = nets.init_head(keys["critic"], net, net.value_layers, bins, scale=0.0)
+    actor = head("actor", net.policy_layers, policy.output_dim(net), scale=0.01)
+    critic = head("critic", net.value_layers, net.num_bins, scale=0.0)
     return {"model": model, "actor": actor, "critic": critic}
 
 
@@ -160,46 +158,32 @@ def init_state(settings: Settings, key: Array) -> TrainState:
 
 def init_actor(net: ModelConfig, num: int) -> ActorState:
     """Zeros; the first row of an episode replaces them by the initial state."""
-    return ActorState(
-        jnp.zeros((num, net.deter)),
-        jnp.zeros((num, net.stoch, net.classes)),
-        jnp.zeros((num, net.action_dim)),
-    )
+    return ActorState(*rssm.zeros(net, (num,)), jnp.zeros((num, net.action_dim)))
 
 
-def make_act(settings: Settings) -> Callable:
+def act(
+    settings: Settings,
+    train: TrainState,
+    actor: ActorState,
+    obs: Array,
+    is_first: Array,
+    key: Array,
+    evaluate: bool,
+) -> tuple[Array, ActorState]:
     """`Agent.act`: one posterior step and an action."""
-    net = settings.model
-
-    def act(
-        train: TrainState,
-        actor: ActorState,
-        obs: Array,
-        is_first: Array,
-        key: Array,
-        evaluate: bool,
-    ) -> tuple[Array, ActorState]:
-        latent_key, action_key = jax.random.split(key)
-        model, lead = train.params["model"], is_first.shape
-        tokens = encoders.encode(net, model["encoder"], observe_dict(net, obs))
-        state = rssm.observe_step(
-            net,
-            model["rssm"],
-            State(actor.deter, actor.stoch),
-            actor.action,
-            tokens,
-            is_first,
-            jax.random.uniform(latent_key, (*lead, net.stoch)),
-        )
-        out = nets.head(train.params["actor"], rssm.features(state), net.dtype)
-        if evaluate and settings.eval.action == "mode":
-            action = policy.mode(net, out)
-        else:
-            action = policy.sample(net, out, policy.draw(net, action_key, lead))
-        action = jnp.clip(policy.bound(net, action, action_limit(settings)), -1.0, 1.0)
-        return action, ActorState(state.deter, state.stoch, action)
-
-    return act
+    net, model, lead = settings.model, train.params["model"], is_first.shape
+    latent_key, action_key = jax.random.split(key)
+    tokens = encoders.encode(net, model["encoder"], observe_dict(net, obs))
+    draw = jax.random.uniform(latent_key, (*lead, net.stoch))
+    state = State(actor.deter, actor.stoch)
+    state = rssm.observe_step(net, model["rssm"], state, actor.action, tokens, is_first, draw)
+    out = nets.head(train.params["actor"], rssm.features(state), net.dtype)
+    if evaluate and settings.eval.action == "mode":
+        action = policy.mode(net, out)
+    else:
+        action = policy.sample(net, out, policy.draw(net, action_key, lead))
+    action = jnp.clip(policy.bound(net, action, action_limit(settings)), -1.0, 1.0)
+    return action, ActorState(state.deter, state.stoch, action)
 
 
 def example_row(settings: Settings) -> dict[str, Any]:

@@ -1,7 +1,5 @@
-"""Behaviour learned from imagination: imagined trajectories, losses of actor and critic.
+"""Behaviour learned from imagination: imagined trajectories, losses of actor and critic per row.
 
-Losses are per row, `[H, N]` where imagined and `[K - 1, B]` on replay rows; sums of their means are
-taken in `update`.
 Axes: B batch, K last rows to imagine from, N = K B trajectories, H imagined steps, F features.
 Sources: DreamerV3 (arXiv 2301.04104), sections "Critic learning" and "Actor learning"; the critic's
 loss on replay rows: docs/sources.md#critic-replay-loss; hard continues and the reparameterised
@@ -9,8 +7,6 @@ objective: docs/sources.md#imagined-behaviour.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,22 +69,21 @@ def imagine(
 
 def imagined_losses(
     settings: Settings,
+    imagined: Imagined,
     policy_out: Array,
-    actions: Array,
-    rewards: Array,
-    continues: Array,
     values: Array,
     value_logits: Array,
     slow_values: Array,
     ema: returns.ReturnEMA,
 ) -> Behaviour:
     """Losses of actor and critic from what the heads say along imagined trajectories.
-    At states 0..H: actions `[H+1, N, A]`; rewards, continues and values `[H+1, N]`, through which
-    gradients flow into the actor loss with "reparam" (the baseline included). At states 0..H-1 (or
-    more): policy_out `[H, N, P]`, value_logits `[H, N, bins]`, the slow critic's values `[H, N]`.
-    `ema` moves first and is then used.
+    At states 0..H: imagined and values `[H+1, N]`, through which gradients flow into the actor loss
+    with "reparam" (the baseline included). At states 0..H-1 (or more): policy_out `[H, N, P]`,
+    value_logits `[H, N, bins]`, the slow critic's values `[H, N]`. `ema` moves first and is then
+    used.
     """
-    own, critic = settings.actor, settings.critic
+    own, critic, net = settings.actor, settings.critic, settings.model
+    rewards, continues = imagined.rewards, imagined.continues
     horizon = rewards.shape[0] - 1
     gamma = 1.0 if settings.loss.continue_discount else critic.gamma
     weights = stop(returns.discount_weights(continues, gamma))[:-1]
@@ -101,15 +96,18 @@ def imagined_losses(
         ema, all_targets, decay=own.return_decay, percentiles=own.return_percentiles
     )
     offset, scale = returns.return_ema_offset_scale(ema, 1.0 / own.return_limit)
-    advantage = (targets - offset) / scale - (values[:-1] - offset) / scale
+
+    def advantages(targets: Array, values: Array) -> Array:
+        return (targets - offset) / scale - (values - offset) / scale
+
     out = policy_out[:horizon]
-    entropy = policy.entropy(settings.model, out)
-    objective = actor_objective(settings, out, actions[:-1], advantage)
-    actor_loss = -weights * (objective + own.entropy_coef * entropy)
+    entropy, advantage = policy.entropy(net, out), advantages(targets, values[:-1])
+    objective = advantage
+    if own.gradient == "reinforce":
+        objective = policy.log_prob(net, out, stop(imagined.actions[:-1])) * stop(advantage)
     main, regulariser = critic_terms(
         settings, value_logits[:horizon], stop(targets), stop(slow_values[:horizon])
     )
-    all_advantage = (all_targets - offset) / scale - (all_values - offset) / scale
     metrics = {
         "value_reg_loss": weights * regulariser,
         "entropy": entropy,
@@ -122,23 +120,18 @@ def imagined_losses(
         "discount_mean": weights,
         "discount_min": jnp.min(all_weights),
         "adv_mean": advantage,
-        "adv_std": jnp.std(all_advantage),
+        "adv_std": jnp.std(advantages(all_targets, all_values)),
         "target_critic_mean": slow_values,
         "target_critic_std": jnp.std(all_slow),
         "value_mean": values,
         "dream_reward": rewards[1:],
         "dream_continue": continues[1:],
     }
-    metrics = {name: collectives.mean_share(x) for name, x in metrics.items()}
-    critic_loss = weights * (main + critic.regularizer * regulariser)
-    return Behaviour(actor_loss, critic_loss, targets, ema, stop(metrics))
-
-
-def actor_objective(settings: Settings, out: Array, actions: Array, advantage: Array) -> Array:
-    """What the actor maximises, `[H, N]`: the advantage (REINFORCE: times the log-probability)."""
-    if settings.actor.gradient != "reinforce":
-        return advantage
-    return policy.log_prob(settings.model, out, stop(actions)) * stop(advantage)
+    losses = {
+        "policy": -weights * (objective + own.entropy_coef * entropy),
+        "value": weights * (main + critic.regularizer * regulariser),
+    }
+    return Behaviour(losses, targets, ema, stop(jax.tree.map(collectives.mean_share, metrics)))
 
 
 def critic_terms(
@@ -169,11 +162,6 @@ def replay_critic(
     return (1.0 - last[:-1]) * (main + critic.regularizer * regulariser)
 
 
-def last_rows(tree: Any, num: int) -> Any:
-    """The last `num` rows of every leaf (0: all)."""
-    return jax.tree.map(lambda x: x[-num:] if num else x, tree)
-
-
 def behaviour_losses(
     settings: Settings,
     params: Params,
@@ -182,41 +170,35 @@ def behaviour_losses(
     batch: Batch,
     ema: returns.ReturnEMA,
     noise: Noise,
-) -> tuple[dict[str, Array], Behaviour]:
+) -> Behaviour:
     """Losses "policy", "value" (and "replay_value"), imagined from a batch's last rows.
     Gradients: "policy" reaches the actor alone and "value" the critic alone; "replay_value" reaches
     the critic and, through `output.features` where `replay_gradient`, the representation.
     """
     net, rows = settings.model, settings.imagination.rows
-    model, actor, critic = params["model"], params["actor"], params["critic"]
-    batch, states = last_rows((batch, output.observed.states), rows)
+    actor, critic = params["actor"], params["critic"]
+    batch, states, features = jax.tree.map(  # the last `rows` of each, 0: all
+        lambda x: x[-rows:], (batch, output.observed.states, output.features)
+    )
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), states)
-    imagined = imagine(settings, model, actor, flat, batch.terminated.reshape(-1), noise)
+    imagined = imagine(settings, params["model"], actor, flat, batch.terminated.reshape(-1), noise)
     seen = stop(imagined.features)
     logits = nets.head(critic, seen, net.dtype)
     if settings.actor.gradient == "reinforce":
         values = nets.two_hot_mean(net, stop(logits))
     else:
         values = nets.two_hot_mean(net, nets.head(stop(critic), imagined.features, net.dtype))
-    slow_values = nets.two_hot_mean(net, nets.head(slow_critic, seen[:-1], net.dtype))
-    result = imagined_losses(
-        settings,
-        nets.head(actor, seen[:-1], net.dtype),
-        imagined.actions,
-        imagined.rewards,
-        imagined.continues,
-        values,
-        logits,
-        slow_values,
-        ema,
-    )
-    losses = {"policy": result.actor, "value": result.critic}
-    if settings.critic.replay_loss != "none":
-        features = last_rows(output.features, rows)
-        features = features if settings.critic.replay_gradient else stop(features)
-        annotations = result.returns[0].reshape(features.shape[:2])
-        slow_replay = nets.two_hot_mean(net, nets.head(slow_critic, stop(features), net.dtype))
-        losses["replay_value"] = replay_critic(
-            settings, nets.head(critic, features, net.dtype), slow_replay, annotations, batch
-        )
-    return losses, result
+
+    def slow_values(features: Array) -> Array:
+        return nets.two_hot_mean(net, nets.head(slow_critic, features, net.dtype))
+
+    out = nets.head(actor, seen[:-1], net.dtype)
+    slow = slow_values(seen[:-1])
+    result = imagined_losses(settings, imagined, out, values, logits, slow, ema)
+    if settings.critic.replay_loss == "none":
+        return result
+    features = features if settings.critic.replay_gradient else stop(features)
+    annotations = result.returns[0].reshape(features.shape[:2])
+    replayed = nets.head(critic, features, net.dtype)
+    loss = replay_critic(settings, replayed, slow_values(stop(features)), annotations, batch)
+    return result._replace(losses=result.losses | {"replay_value": loss})

@@ -80,24 +80,14 @@ def open_loop(
     num = -(-SEQUENCES // state.shards) * state.shards
     rows = sequences.sample(state, sample_key, batch_size=num, length=length + 1).rows
     batch, carry = make_batch(settings, rows)
-    if carry is None:
-        carry = rssm.initial(net, model["rssm"], (num,))
     tokens = encoders.encode(net, model["encoder"], batch.obs)
-    seen = rssm.observe(
-        net,
-        model["rssm"],
-        carry,
-        tokens[:context],
-        batch.action[:context],
-        batch.is_first[:context],
-        jax.random.uniform(seen_key, (context, num, net.stoch)),
-    )
+    draws = jax.random.uniform(seen_key, (context, num, net.stoch))
+    given = (x[:context] for x in (tokens, batch.action, batch.is_first))
+    seen = rssm.observe(net, model["rssm"], carry, *given, draws)
     last = jax.tree.map(lambda x: x[-1], seen.states)
     actions = jnp.concatenate([batch.action[context:], batch.action[-1:]])
     draws = jax.random.uniform(imagine_key, (length - context, num, net.stoch))
-    imagined, _ = rssm.imagine(
-        net, model["rssm"], last, lambda features, action: action, actions, draws
-    )
+    imagined, _ = rssm.imagine(net, model["rssm"], last, lambda _, action: action, actions, draws)
     states = jax.tree.map(lambda a, b: jnp.concatenate([a, b[1:]]), seen.states, imagined)
     prediction = encoders.decode(net, model["decoder"], rssm.features(states))
     begun = batch.is_first & (jnp.arange(length)[:, None] >= context)

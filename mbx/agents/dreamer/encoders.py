@@ -21,8 +21,7 @@ from mbx.agents.dreamer.types import Observation
 from mbx.fast import collectives, gradients
 from mbx.types import Array, Params
 
-# The official code's, which small images and models cannot always have.
-_DEFAULT_BLOCKS = Model.decoder_blocks
+_DEFAULT_BLOCKS = Model.decoder_blocks  # the official code's; small images cannot always have it
 
 
 def _grid(config: ModelConfig) -> tuple[int, int, tuple[int, ...]]:
@@ -57,11 +56,10 @@ def init_encoder(key: Array, config: ModelConfig) -> Params:
 
 def _init_convs(key: Array, config: ModelConfig, channels: tuple[int, ...]) -> Params:
     """A stack of normed convolutions from channels[i] to channels[i + 1]."""
-    keys = jax.random.split(key, len(channels))
-    params = {}
-    for i, (fan_in, out) in enumerate(zip(channels[:-1], channels[1:], strict=True)):
-        params[f"layer_{i}"] = _init_conv(keys[i], fan_in, out, config.norm == "rms")
-        params[f"layer_{i}"]["norm"] = nets.init_norm(config.norm, out)
+    kind, params = config.norm, {}
+    for i, own in enumerate(jax.random.split(key, len(channels))[:-1]):
+        conv = _init_conv(own, *channels[i : i + 2], bias=kind == "rms")
+        params[f"layer_{i}"] = conv | {"norm": nets.init_norm(kind, channels[i + 1])}
     return params
 
 
@@ -82,16 +80,14 @@ def encode(config: ModelConfig, params: Params, obs: Observation) -> Array:
         tokens.append(nets.mlp(params["vector"], dist.symlog(obs["vector"]), config.dtype))
     if config.image_shape is not None:
         image = obs["image"]
-        lead = image.shape[:-3]
         x = image.reshape(-1, *image.shape[-3:]).astype(jnp.float32) / config.image_scale - 0.5
-        for i in range(len(params["image"])):
-            stage = params["image"][f"layer_{i}"]
+        for stage in params["image"].values():
             x = _conv(stage, x, config.dtype)
             # Max-pooling as a maximum over a reshaped view: its gradient is cheap everywhere.
             n, height, width, channels = x.shape
             x = x.reshape(n, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
             x = nets.norm_silu(stage["norm"], x)
-        tokens.append(x.reshape(*lead, -1))
+        tokens.append(x.reshape(*image.shape[:-3], -1))
     return tokens[0] if len(tokens) == 1 else jnp.concatenate(tokens, axis=-1)
 
 
@@ -100,9 +96,8 @@ def init_decoder(key: Array, config: ModelConfig) -> Params:
     vector_key, image_key = jax.random.split(key)
     params: Params = {}
     if config.vector_dim:
-        params["vector"] = nets.init_head(
-            vector_key, config, config.decoder_layers, config.vector_dim
-        )
+        layers, out = config.decoder_layers, config.vector_dim
+        params["vector"] = nets.init_head(vector_key, config, layers, out)
     if config.image_shape is not None:
         params["image"] = _init_image_decoder(image_key, config)
     return params
@@ -124,17 +119,15 @@ def decoder_blocks(config: ModelConfig) -> int:
 
 def _init_image_decoder(key: Array, config: ModelConfig) -> Params:
     height, width, channels = _grid(config)
-    start, blocks, bias = height * width * channels[-1], decoder_blocks(config), True
-    flat, wide = config.stoch * config.classes, 2 * config.units
+    grid, blocks = height * width * channels[-1], decoder_blocks(config)
+    deter, wide, kind = config.deter, 2 * config.units, config.norm
     keys = jax.random.split(key, 5)
     up = (channels[-1], *channels[:-1][::-1])
     return {
-        "deter": nets.init_linear(
-            keys[0], config.deter, blocks, config.deter // blocks, start // blocks, bias=bias
-        ),
-        "stoch_0": nets.init_layer(keys[1], config.norm, flat, wide),
-        "stoch_1": nets.init_linear(keys[2], wide, wide, start),
-        "norm": nets.init_norm(config.norm, channels[-1]),
+        "deter": nets.init_linear(keys[0], deter, blocks, deter // blocks, grid // blocks),
+        "stoch_0": nets.init_layer(keys[1], kind, config.stoch * config.classes, wide),
+        "stoch_1": nets.init_linear(keys[2], wide, wide, grid),
+        "norm": nets.init_norm(kind, channels[-1]),
         "convs": _init_convs(keys[3], config, up),
         "out": _init_conv(keys[4], up[-1], config.image_shape[2]),
     }
@@ -157,8 +150,7 @@ def _decode_image(config: ModelConfig, params: Params, features: Array) -> Array
     stoch = nets.layer(params["stoch_0"], stoch, config.dtype)
     stoch = nets.linear(params["stoch_1"], stoch, config.dtype).reshape(grid.shape)
     x = nets.norm_silu(params["norm"], grid + stoch)
-    for i in range(len(params["convs"])):
-        stage = params["convs"][f"layer_{i}"]
+    for stage in params["convs"].values():
         x = nets.norm_silu(stage["norm"], _conv(stage, _upsample(x), config.dtype))
     x = _conv(params["out"], _upsample(x), config.dtype).astype(jnp.float32)
     return jax.nn.sigmoid(x).reshape(*lead, *config.image_shape)

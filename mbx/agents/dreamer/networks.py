@@ -35,30 +35,17 @@ _CHANNELS = (2, 3, 4, 4)  # channels of an image stage, in units of `depth`
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Model):
     """Shapes of the world model, the actor and the critic: the settings, sizes filled in, and what
-    the task gives.
-
-    Attributes:
-        vector_dim: entries of the observed vector; 0: none is observed.
-        vector_shape: the environment's own shape of it; () for `[vector_dim]`.
-        image_shape: (H, W, C) of the observed image; None: none is observed.
-        image_scale: what divides image values to bring them to [0, 1].
-        action_dim: A.
-        factors: sizes of the one-hot blocks of discrete actions, A in sum; () for continuous ones.
-        parts: of the observation, where `mbx.observations` has joined it.
-        heads: auxiliary heads, learned with the world model; None: none.
-
-    Raises:
-        ValueError: for settings that cannot be, or do not fit the task.
+    the task gives. Raises ValueError for settings that cannot be, or do not fit the task.
     """
 
-    vector_dim: int = 0
-    vector_shape: tuple[int, ...] = ()
-    image_shape: tuple[int, int, int] | None = None
-    image_scale: float = 255.0
-    action_dim: int = 1
-    factors: tuple[int, ...] = ()
-    parts: tuple[Part, ...] = ()
-    heads: Heads | None = None
+    vector_dim: int = 0  # entries of the observed vector; 0: none is observed
+    vector_shape: tuple[int, ...] = ()  # the environment's own; () for `[vector_dim]`
+    image_shape: tuple[int, int, int] | None = None  # (H, W, C); None: none is observed
+    image_scale: float = 255.0  # divides image values to bring them to [0, 1]
+    action_dim: int = 1  # A
+    factors: tuple[int, ...] = ()  # sizes of one-hot blocks, A in sum; () for continuous actions
+    parts: tuple[Part, ...] = ()  # of an observation that `mbx.observations` has joined
+    heads: Heads | None = None  # auxiliary heads, learned with the world model
 
     def __post_init__(self) -> None:
         from_dict(Model(), {f.name: getattr(self, f.name) for f in dataclasses.fields(Model)})
@@ -83,11 +70,6 @@ class ModelConfig(Model):
         if is_packed(self.parts):
             return joined(self.parts)[0]
         return tuple(self.image_shape or self.vector_shape or (self.vector_dim,))
-
-    @property
-    def obs_ndim(self) -> int:
-        """Rank of an environment's observation."""
-        return len(self.obs_shape)
 
     @property
     def discrete(self) -> bool:
@@ -138,8 +120,7 @@ def add_bias(params: Params, y: Array) -> Array:
 
 def block_linear(params: Params, x: Array, dtype: str = "float32") -> Array:
     """`[..., in] -> [..., out]` with a block-diagonal kernel `[G, in/G, out/G]`."""
-    kernel = collectives.replicate(params["kernel"].astype(dtype))
-    return add_bias(params, _block_matmul(x.astype(dtype), kernel))
+    return block_linear_parts(params, x, 1, dtype)[0]
 
 
 def block_linear_parts(params: Params, x: Array, num: int, dtype: str = "float32") -> list[Array]:
@@ -198,11 +179,8 @@ def layer(params: Params, x: Array, dtype: str = "float32") -> Array:
 
 def init_mlp(key: Array, kind: str, fan_in: int, units: int, layers: int) -> Params:
     """`layers` hidden layers, named layer_0, layer_1, …"""
-    keys = jax.random.split(key, max(layers, 1))
-    return {
-        f"layer_{i}": init_layer(keys[i], kind, units if i else fan_in, units)
-        for i in range(layers)
-    }
+    keys, sizes = jax.random.split(key, max(layers, 1)), [fan_in] + [units] * layers
+    return {f"layer_{i}": init_layer(keys[i], kind, sizes[i], units) for i in range(layers)}
 
 
 def mlp(params: Params, x: Array, dtype: str = "float32") -> Array:

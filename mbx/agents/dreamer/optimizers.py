@@ -30,15 +30,10 @@ class ScaleState(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """What a leaf is to adaptive clipping.
+    """What a leaf is to adaptive clipping."""
 
-    Attributes:
-        name: leaves of one name are one tensor.
-        sizes: of the parts of the last axis that are a tensor each; () where there is one.
-    """
-
-    name: str
-    sizes: tuple[int, ...] = ()
+    name: str  # leaves of one name are one tensor
+    sizes: tuple[int, ...] = ()  # of parts of the last axis that are a tensor each; (): one
 
 
 def clip_adaptively(
@@ -54,24 +49,23 @@ def clip_adaptively(
         parts = jnp.split(leaf, np.cumsum(sizes)[:-1], axis=-1) if sizes else [leaf]
         return jnp.stack([jnp.sum(jnp.square(part)) for part in parts])
 
+    def clipped(tensor: Tensor, grad: Array, norms: dict[str, Array]) -> Array:
+        norm, own = jnp.sqrt(norms[tensor.name])
+        divisor = jnp.maximum(1.0, norm / (ratio * jnp.maximum(own, minimum)))
+        if tensor.sizes:
+            sizes = np.asarray(tensor.sizes)
+            divisor = jnp.repeat(divisor, sizes, total_repeat_length=grad.shape[-1])
+        return grad / reductions.expand(divisor, grad.ndim)
+
     def update(grads: Params, state: Any, params: Params) -> tuple[Params, Any]:
         flat, tree = jax.tree_util.tree_flatten_with_path(grads)
         tensors = [tensor_of("/".join(key.key for key in path)) for path, _ in flat]
-        pairs = list(zip(tensors, (x for _, x in flat), jax.tree.leaves(params), strict=True))
         norms: dict[str, Array] = {}
-        for tensor, grad, param in pairs:
+        for tensor, (_, grad), param in zip(tensors, flat, jax.tree.leaves(params), strict=True):
             both = jnp.stack([squares(grad, tensor.sizes), squares(param, tensor.sizes)])
             norms[tensor.name] = norms.get(tensor.name, 0.0) + both
-        clipped = []
-        for tensor, grad, _ in pairs:
-            norm, own = jnp.sqrt(norms[tensor.name])
-            divisor = jnp.maximum(1.0, norm / (ratio * jnp.maximum(own, minimum)))
-            if tensor.sizes:
-                divisor = jnp.repeat(
-                    divisor, np.asarray(tensor.sizes), total_repeat_length=grad.shape[-1]
-                )
-            clipped.append(grad / reductions.expand(divisor, grad.ndim))
-        return jax.tree.unflatten(tree, clipped), state
+        leaves = [clipped(t, grad, norms) for t, (_, grad) in zip(tensors, flat, strict=True)]
+        return jax.tree.unflatten(tree, leaves), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
@@ -89,19 +83,18 @@ def scale_by_laprop(
 
     def update(grads: Params, state: ScaleState, params: Params = None) -> tuple[Params, Any]:
         count = state.count + 1
-        square = jax.tree.map(
-            lambda v, g: beta2 * v + (1.0 - beta2) * jnp.square(g), state.square, grads
-        )
         power = count.astype(jnp.float32)
         bias2, bias1 = 1.0 - beta2**power, 1.0 - beta1**power
-        momentum = jax.tree.map(
-            lambda m, g, v: beta1 * m + (1.0 - beta1) * g / (jnp.sqrt(v / bias2) + eps),
-            state.momentum,
-            grads,
-            square,
-        )
-        updates = jax.tree.map(lambda m: m / bias1, momentum)
-        return updates, ScaleState(count, square, momentum)
+
+        def squared(v: Array, g: Array) -> Array:
+            return beta2 * v + (1.0 - beta2) * jnp.square(g)
+
+        def moved(m: Array, g: Array, v: Array) -> Array:
+            return beta1 * m + (1.0 - beta1) * g / (jnp.sqrt(v / bias2) + eps)
+
+        square = jax.tree.map(squared, state.square, grads)
+        momentum = jax.tree.map(moved, state.momentum, grads, square)
+        return jax.tree.map(lambda m: m / bias1, momentum), ScaleState(count, square, momentum)
 
     return optax.GradientTransformation(init, update)
 
@@ -109,17 +102,13 @@ def scale_by_laprop(
 def make_optimizers(own: Optimizer, net: ModelConfig) -> dict[str, optax.GradientTransformation]:
     """An optimiser for each group of parameters."""
     own = own.resolved()
-    return {
-        group: make(
-            own.name,
-            own.learning_rates[i],
-            clip=own.clips[i],
-            eps=own.epsilons[i],
-            warmup=own.warmup,
-            tensor_of=functools.partial(official_tensor, net, group),
-        )
-        for i, group in enumerate(GROUPS)
-    }
+
+    def of_group(group: str, rate: float, clip: float, eps: float) -> optax.GradientTransformation:
+        tensor_of = functools.partial(official_tensor, net, group)
+        return make(own.name, rate, clip=clip, eps=eps, warmup=own.warmup, tensor_of=tensor_of)
+
+    numbers = zip(own.learning_rates, own.clips, own.epsilons, strict=True)
+    return {group: of_group(group, *given) for group, given in zip(GROUPS, numbers, strict=True)}
 
 
 def make(
@@ -146,13 +135,9 @@ def make(
 
 # Leaves that are one tensor in the official code (`core="dense"`: in sheeprl's).
 _JOINED = {
-    "rssm/hidden_h/kernel": "rssm/hidden/kernel",
-    "rssm/hidden_x/kernel": "rssm/hidden/kernel",
-    "rssm/hidden_a/kernel": "rssm/hidden/kernel",
-    "rssm/in_z/kernel": "rssm/in/kernel",
-    "rssm/in_a/kernel": "rssm/in/kernel",
-    "rssm/posterior/deter/kernel": "rssm/posterior/kernel",
-    "rssm/posterior/tokens/kernel": "rssm/posterior/kernel",
+    **{f"rssm/hidden_{x}/kernel": "rssm/hidden/kernel" for x in "hxa"},
+    **{f"rssm/in_{x}/kernel": "rssm/in/kernel" for x in "za"},
+    **{f"rssm/posterior/{x}/kernel": "rssm/posterior/kernel" for x in ("deter", "tokens")},
 }
 
 

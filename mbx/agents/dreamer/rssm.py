@@ -1,6 +1,6 @@
 """The recurrent state-space model: a recurrent state and categorical latents, observed or imagined.
 
-On its own it is `mbx.rssm`:
+On its own it is `mbx.rssm`. `observe` scans over tokens, `imagine` over a policy's actions:
 
     config = rssm.ModelConfig(vector_dim=3, action_dim=2)
     params = rssm.init(key, config, token_dim=3)
@@ -8,12 +8,9 @@ On its own it is `mbx.rssm`:
     seen = rssm.observe(config, params, start, tokens, actions, is_first, draws)
     later, _ = rssm.imagine(config, params, last, policy, action_draws, latent_draws)
 
-    observe   posterior states of a sequence of tokens, a scan with resets at `is_first`
-    imagine   states that follow from a policy's actions and the prior, a scan without observations
-
-Everything that does not depend on the carried state (projections of tokens and of known actions,
-the prior of observed states) is computed outside the scans, on all rows at once. Draws are
-arguments: uniform numbers, or `Given` latents.
+What does not depend on the carried state (projections of tokens and of known actions, the prior of
+observed states) is computed outside the scans, on all rows at once. Draws are arguments: uniform
+numbers, or `Given` latents.
 Axes: T time, B batch, D deter, S latents of K classes, E tokens, A actions, H imagined steps.
 Source: DreamerV3 (arXiv 2301.04104) and its official code; `core="dense"` is sheeprl's cell.
 """
@@ -51,11 +48,6 @@ def mode_one_hot(logits: Array) -> Array:
     return jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=jnp.float32)
 
 
-def categorical_kl(p: Array, q: Array) -> Array:
-    """KL(p || q), summed over the latents, of normalised log-probabilities `[..., S, K]`."""
-    return jnp.sum(jnp.exp(p) * (p - q), axis=(-2, -1))
-
-
 def kl_losses(posterior: Array, prior: Array, free_nats: float) -> tuple[Array, Array, Array]:
     """(dynamics loss, representation loss, raw KL), each `[...]`, of log-probabilities.
     Those, `[..., S, K]`, are `categorical.mixed_logits(logits, config.unimix)` of the logits in
@@ -65,9 +57,14 @@ def kl_losses(posterior: Array, prior: Array, free_nats: float) -> tuple[Array, 
     Source: DreamerV3, section "World model learning".
     """
     stop = jax.lax.stop_gradient
-    dynamics = categorical_kl(stop(posterior), prior)
-    representation = categorical_kl(posterior, stop(prior))
 
+    def divergence(p: Array, q: Array) -> Array:
+        return jnp.sum(jnp.exp(p) * (p - q), axis=(-2, -1))
+
+    dynamics, representation = (
+        divergence(stop(posterior), prior),
+        divergence(posterior, stop(prior)),
+    )
     floored = jnp.maximum(dynamics, free_nats), jnp.maximum(representation, free_nats)
     return *floored, stop(representation)
 
@@ -79,59 +76,60 @@ def init(key: Array, config: ModelConfig, token_dim: int) -> Params:
     """Parameters of the RSSM for tokens `[..., token_dim]`."""
     core_key, prior_key, posterior_key, rest_key = jax.random.split(key, 4)
     deter, hidden, flat = config.deter, config.hidden, config.stoch * config.classes
-    bias = config.norm == "rms"
+    kind, seen = config.norm, config.deter + token_dim
     prior, out = jax.random.split(prior_key)
-    params = _init_core(core_key, config, flat)
-    params["prior"] = nets.init_mlp(prior, config.norm, deter, hidden, config.prior_layers)
-    params["prior"]["out"] = nets.init_linear(out, hidden, hidden, flat)
     keys = jax.random.split(posterior_key, 3)
-    params["posterior"] = {
-        "deter": nets.init_linear(keys[0], deter + token_dim, deter, hidden, bias=False),
-        "tokens": nets.init_linear(keys[1], deter + token_dim, token_dim, hidden, bias=bias),
-        "norm": nets.init_norm(config.norm, hidden),
-        "rest": nets.init_mlp(rest_key, config.norm, hidden, hidden, config.posterior_layers - 1),
-        "out": nets.init_linear(keys[2], hidden, hidden, flat),
+    params = _init_core(core_key, config, flat) | {
+        "prior": nets.init_mlp(prior, kind, deter, hidden, config.prior_layers)
+        | {"out": nets.init_linear(out, hidden, hidden, flat)},
+        "posterior": {
+            "deter": nets.init_linear(keys[0], seen, deter, hidden, bias=False),
+            "tokens": nets.init_linear(keys[1], seen, token_dim, hidden, bias=kind == "rms"),
+            "norm": nets.init_norm(kind, hidden),
+            "rest": nets.init_mlp(rest_key, kind, hidden, hidden, config.posterior_layers - 1),
+            "out": nets.init_linear(keys[2], hidden, hidden, flat),
+        },
     }
-    if config.initial == "learned":
-        params["initial"] = jnp.zeros(deter)
-    return params
+    return params | ({"initial": jnp.zeros(deter)} if config.initial == "learned" else {})
 
 
 def _init_core(key: Array, config: ModelConfig, flat: int) -> Params:
     keys = jax.random.split(key, 6 + config.core_layers)
-    deter, hidden, blocks = config.deter, config.hidden, config.blocks
-    bias = config.norm == "rms"
+    deter, hidden, blocks, kind = config.deter, config.hidden, config.blocks, config.norm
+    actions, linear, bias = config.action_dim, nets.init_linear, config.norm == "rms"
     if config.core == "dense":
-        width = flat + config.action_dim
+        width = flat + actions
         return {
-            "in_z": nets.init_linear(keys[0], width, flat, hidden, bias=False),
-            "in_a": nets.init_linear(keys[1], width, config.action_dim, hidden, bias=bias),
-            "in_norm": nets.init_norm(config.norm, hidden),
-            "gru": nets.init_linear(keys[2], deter + hidden, deter + hidden, 3 * deter, bias=bias),
-            "gru_norm": nets.init_norm(config.norm, 3 * deter),
+            "in_z": linear(keys[0], width, flat, hidden, bias=False),
+            "in_a": linear(keys[1], width, actions, hidden, bias=bias),
+            "in_norm": nets.init_norm(kind, hidden),
+            "gru": linear(keys[2], deter + hidden, deter + hidden, 3 * deter, bias=bias),
+            "gru_norm": nets.init_norm(kind, 3 * deter),
         }
     # The fan-in counts the three inputs once for every block, as the official code does.
-    fan_in = deter + 3 * hidden * blocks
+    fan_in, width = deter + 3 * hidden * blocks, deter // blocks
     params = {
-        "in_h": nets.init_layer(keys[0], config.norm, deter, hidden),
-        "in_z": nets.init_layer(keys[1], config.norm, flat, hidden),
-        "in_a": nets.init_layer(keys[2], config.norm, config.action_dim, hidden),
-        "hidden_h": nets.init_linear(
-            keys[3], fan_in, blocks, deter // blocks, deter // blocks, bias=False
-        ),
-        "hidden_x": nets.init_linear(keys[4], fan_in, 2 * hidden, deter, bias=False),
-        "hidden_a": nets.init_linear(keys[5], fan_in, hidden, deter, bias=bias),
-        "hidden_norm": nets.init_norm(config.norm, deter),
-        "gru": nets.init_linear(keys[6], deter, blocks, deter // blocks, 3 * deter // blocks),
+        "in_h": nets.init_layer(keys[0], kind, deter, hidden),
+        "in_z": nets.init_layer(keys[1], kind, flat, hidden),
+        "in_a": nets.init_layer(keys[2], kind, actions, hidden),
+        "hidden_h": linear(keys[3], fan_in, blocks, width, width, bias=False),
+        "hidden_x": linear(keys[4], fan_in, 2 * hidden, deter, bias=False),
+        "hidden_a": linear(keys[5], fan_in, hidden, deter, bias=bias),
+        "hidden_norm": nets.init_norm(kind, deter),
+        "gru": linear(keys[6], deter, blocks, width, 3 * width),
     }
     if config.core_layers > 1:
-        width = deter // blocks
         params["hidden_rest"] = {
-            f"layer_{i}": nets.init_linear(key, deter, blocks, width, width, bias=bias)
-            | {"norm": nets.init_norm(config.norm, deter)}
+            f"layer_{i}": linear(key, deter, blocks, width, width, bias=bias)
+            | {"norm": nets.init_norm(kind, deter)}
             for i, key in enumerate(keys[7:])
         }
     return params
+
+
+def zeros(config: ModelConfig, lead: tuple[int, ...]) -> State:
+    """A state of zeros, `[*lead, ...]`."""
+    return State(jnp.zeros((*lead, config.deter)), jnp.zeros((*lead, config.stoch, config.classes)))
 
 
 def initial(config: ModelConfig, params: Params, lead: tuple[int, ...]) -> State:
@@ -139,18 +137,21 @@ def initial(config: ModelConfig, params: Params, lead: tuple[int, ...]) -> State
     The learned one is tanh of a parameter, with the mode of the prior there, through which no
     gradient flows (sheeprl).
     """
-    shape = (*lead, config.stoch, config.classes)
     if config.initial == "zeros":
-        return State(jnp.zeros((*lead, config.deter)), jnp.zeros(shape))
+        return zeros(config, lead)
     deter = jnp.tanh(params["initial"])
     stoch = jax.lax.stop_gradient(mode_one_hot(prior_logits(config, params, deter)))
-    return State(jnp.broadcast_to(deter, (*lead, config.deter)), jnp.broadcast_to(stoch, shape))
+    return State(*(jnp.broadcast_to(x, (*lead, *x.shape)) for x in (deter, stoch)))
+
+
+def _flat(stoch: Array) -> Array:
+    """`[..., S, K] -> [..., S K]`."""
+    return stoch.reshape(*stoch.shape[:-2], -1)
 
 
 def features(state: State) -> Array:
     """What heads read: `[..., D + S K]`."""
-    stoch = state.stoch.reshape(*state.stoch.shape[:-2], -1)
-    return jnp.concatenate([state.deter, stoch], axis=-1)
+    return jnp.concatenate([state.deter, _flat(state.stoch)], axis=-1)
 
 
 # One step
@@ -171,8 +172,7 @@ def action_input(config: ModelConfig, params: Params, action: Array) -> Array:
 
 def recur(config: ModelConfig, params: Params, state: State, action_part: Array) -> Array:
     """deter `[..., D]` after an action, whose part is `action_input`'s result."""
-    dtype, deter = config.dtype, state.deter
-    flat = state.stoch.reshape(*state.stoch.shape[:-2], -1)
+    dtype, deter, flat = config.dtype, state.deter, _flat(state.stoch)
     if config.core == "dense":
         x = nets.linear(params["in_z"], flat, dtype) + action_part
         x = nets.norm_silu(params["in_norm"], x)
@@ -227,21 +227,30 @@ def observe_step(
     draw: Array | Given,
 ) -> State:
     """One posterior step outside of a sequence (acting): all arguments lead with `[E]`."""
-    action = action_input(config, params, jnp.where(is_first[..., None], 0.0, action))
-    tokens, start = token_input(config, params, tokens), initial(config, params, is_first.shape)
-    return _posterior_step(config, params, start, state, (action, tokens, is_first, draw))[0]
+    step, inputs = _posterior(config, params, tokens, action, is_first, draw)
+    return step(state, inputs)[0]
 
 
-def _posterior_step(
-    config: ModelConfig, params: Params, start: State, state: State, inputs: Any
-) -> tuple[State, Array]:
-    """The next state, from `start` where an episode begins, and its posterior's raw logits."""
-    action_part, token_part, first, draw = inputs
-    deter = jnp.where(first[..., None], start.deter, state.deter)
-    stoch = jnp.where(first[..., None, None], start.stoch, state.stoch)
-    deter = recur(config, params, State(deter, stoch), action_part)
-    logits = posterior_logits(config, params, deter, token_part)
-    return _sampled(config, deter, logits, draw), logits
+def _posterior(
+    config: ModelConfig, params: Params, tokens: Array, actions: Array, is_first: Array, draws: Any
+) -> Any:
+    """A posterior step as `jax.lax.scan` takes it, and its inputs.
+    The step gives the next state, from the initial one where an episode begins, and raw logits.
+    """
+    action_parts = action_input(config, params, jnp.where(is_first[..., None], 0.0, actions))
+    token_parts = token_input(config, params, tokens)
+    start = initial(config, params, is_first.shape[-1:])
+
+    def step(state: State, inputs: Any) -> tuple[State, tuple[State, Array]]:
+        action_part, token_part, first, draw = inputs
+        deter = jnp.where(first[..., None], start.deter, state.deter)
+        stoch = jnp.where(first[..., None, None], start.stoch, state.stoch)
+        deter = recur(config, params, State(deter, stoch), action_part)
+        logits = posterior_logits(config, params, deter, token_part)
+        state = _sampled(config, deter, logits, draw)
+        return state, (state, logits)
+
+    return step, (action_parts, token_parts, is_first, draws)
 
 
 def _sampled(config: ModelConfig, deter: Array, logits: Array, draw: Array | Given) -> State:
@@ -261,7 +270,7 @@ def observe(
     is_first: Array,
     draws: Array | Given,
 ) -> Observed:
-    """Posterior states of a sequence.
+    """Posterior states of a sequence. Raises ValueError for an argument of another shape or type.
 
     Args:
       carry: state `[B, ...]` before row 0.
@@ -269,48 +278,34 @@ def observe(
       actions: `[T, B, A]`, the action that led *to* row t; ignored where is_first.
       is_first: `[T, B]` bool; state and action are reset there.
       draws: `[T, B, S]` uniform numbers, or given latents.
-
-    Raises:
-      ValueError: an argument of another shape or type; names it.
     """
-    _check_sequence(config, params, carry, tokens, actions, is_first, draws)
-    actions = jnp.where(is_first[..., None], 0.0, actions)
-    action_part = action_input(config, params, actions)
-    token_part = token_input(config, params, tokens)
-    start = initial(config, params, is_first.shape[1:])
-
-    def step(state: State, inputs: Any) -> tuple[State, tuple[State, Array]]:
-        state, logits = _posterior_step(config, params, start, state, inputs)
-        return state, (state, logits)
-
-    _, (states, posterior) = jax.lax.scan(step, carry, (action_part, token_part, is_first, draws))
+    rows = dict(tokens=tokens, actions=actions, is_first=is_first, draws=draws)
+    _check_sequence(config, params, carry, **rows)
+    step, inputs = _posterior(config, params, tokens, actions, is_first, draws)
+    _, (states, posterior) = jax.lax.scan(step, carry, inputs)
     return Observed(states, posterior, prior_logits(config, params, states.deter))
 
 
-def _check_sequence(
-    config: ModelConfig,
-    params: Params,
-    carry: State,
-    tokens: Array,
-    actions: Array,
-    is_first: Array,
-    draws: Array | Given,
-) -> None:
+def _check_sequence(config: ModelConfig, params: Params, carry: State, **rows: Any) -> None:
+    """Raises ValueError for arguments of `observe` of another shape or type."""
+    is_first, given = rows["is_first"], isinstance(rows["draws"], Given)
     if not jnp.issubdtype(jnp.result_type(is_first), bool):
         raise ValueError(f"is_first is {jnp.result_type(is_first)}: give bool [T, B]")
+    rows |= {"draws": rows["draws"].sample} if given else {}
+    rows |= {"carry.deter": carry.deter, "carry.stoch": carry.stoch}
     lead, latents = jnp.shape(is_first), (config.stoch, config.classes)
-    given, drawn = isinstance(draws, Given), draws.sample if isinstance(draws, Given) else draws
     width = params["posterior"]["tokens"]["kernel"].shape[0]
-    for name, x, axes, want in (
-        ("is_first", is_first, "[T, B]", lead[:2]),
-        ("tokens", tokens, "[T, B, E]", (*lead, width)),
-        ("actions", actions, "[T, B, A]", (*lead, config.action_dim)),
-        ("draws", drawn, "[T, B, S]", (*lead, *latents[: 1 + given])),
-        ("carry.deter", carry.deter, "[B, D]", (*lead[1:], config.deter)),
-        ("carry.stoch", carry.stoch, "[B, S, K]", (*lead[1:], *latents)),
+    for name, axes, want in (
+        ("is_first", "[T, B]", lead[:2]),
+        ("tokens", "[T, B, E]", (*lead, width)),
+        ("actions", "[T, B, A]", (*lead, config.action_dim)),
+        ("draws", "[T, B, S]", (*lead, *latents[: 1 + given])),
+        ("carry.deter", "[B, D]", (*lead[1:], config.deter)),
+        ("carry.stoch", "[B, S, K]", (*lead[1:], *latents)),
     ):
-        if jnp.shape(x) != want:
-            raise ValueError(f"{name} has shape {jnp.shape(x)}: give {axes} = {want}, time first")
+        found = jnp.shape(rows[name])
+        if found != want:
+            raise ValueError(f"{name} has shape {found}: give {axes} = {want}, time first")
 
 
 def imagine(

@@ -14,6 +14,7 @@ from mbx import returns
 from mbx.types import Array, Metrics, Params, Record
 
 Observation = dict[str, Array]  # "vector" [..., D] and / or "image" [..., H, W, C]
+Losses = dict[str, Array]  # per row, before their coefficients
 
 
 class State(NamedTuple):
@@ -24,19 +25,12 @@ class State(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Replay rows `[T, B, ...]`; reward and flags arrive with a row.
-
-    Attributes:
-        obs: what is seen at the row.
-        action: the action that led to the row, `[T, B, A]`.
-        reward: float32.
-        is_first, is_last, terminated: bool.
-    """
+    """Replay rows `[T, B, ...]`; reward and flags arrive with a row."""
 
     obs: Observation
-    action: Array
-    reward: Array
-    is_first: Array
+    action: Array  # that led to the row, `[T, B, A]`
+    reward: Array  # float32
+    is_first: Array  # bool, as the next two
     is_last: Array
     terminated: Array
 
@@ -48,36 +42,22 @@ class Given(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Random numbers of an update; each may be `Given` samples instead.
+    """Random numbers of an update; each may be `Given` samples instead."""
 
-    Attributes:
-        posterior: uniform, `[T, B, S]`.
-        prior: uniform, `[H, N, S]`.
-        action: what `policy.draw` makes, `[H + 1, N, ...]`.
-    """
-
-    posterior: Array | Given
-    prior: Array | Given
-    action: Array | Given
+    posterior: Array | Given  # uniform, `[T, B, S]`
+    prior: Array | Given  # uniform, `[H, N, S]`
+    action: Array | Given  # what `policy.draw` makes, `[H + 1, N, ...]`
 
 
 @flax.struct.dataclass
 class TrainState(Record):
-    """All that learning changes.
+    """All that learning changes."""
 
-    Attributes:
-        params: "model" (encoder, rssm, decoder, reward, continue), "actor", "critic".
-        slow_critic: moving average of the critic.
-        opt_state: of every group of parameters.
-        ema: percentiles of imagined returns.
-        step: int32, updates made.
-    """
-
-    params: Params
-    slow_critic: Params
-    opt_state: Params
-    ema: returns.ReturnEMA
-    step: Array
+    params: Params  # "model" (encoder, rssm, decoder, reward, continue), "actor", "critic"
+    slow_critic: Params  # moving average of the critic
+    opt_state: Params  # of every group of parameters
+    ema: returns.ReturnEMA  # percentiles of imagined returns
+    step: Array  # int32, updates made
 
 
 @flax.struct.dataclass
@@ -98,50 +78,38 @@ class Observed(NamedTuple):
 
 
 class ModelOutput(NamedTuple):
-    """Losses per row by name `[T, B]`, the observed sequence, its features `[T, B, F]`, metrics."""
+    """What the world model says about a batch; losses `[T, B]`, features `[T, B, F]`."""
 
-    losses: dict[str, Array]
+    losses: Losses
     observed: Observed
     features: Array
     metrics: Metrics
 
 
 class Imagined(NamedTuple):
-    """features `[H+1, N, F]`, actions `[H+1, N, A]`, rewards and continues `[H+1, N]`.
-    Row 0 of the rewards is unused; row 0 of the continues is the replay row's own, or predicted.
-    """
+    """Trajectories: features `[H+1, N, F]`, actions `[H+1, N, A]`, the others `[H+1, N]`."""
 
     features: Array
     actions: Array
-    rewards: Array
-    continues: Array
+    rewards: Array  # row 0 is unused
+    continues: Array  # row 0 is the replay row's own, or predicted
 
 
 class Behaviour(NamedTuple):
-    """Losses per row: actor, critic `[H, N]`; lambda returns `[H, N]`; moved ReturnEMA; metrics."""
+    """What imagination gives: losses "policy" and "value" `[H, N]`, "replay_value" `[K-1, B]`."""
 
-    actor: Array
-    critic: Array
-    returns: Array
+    losses: Losses
+    returns: Array  # lambda returns `[H, N]`
     ema: returns.ReturnEMA
     metrics: Metrics
 
 
 class Step(NamedTuple):
-    """What one learner step computed.
-
-    Attributes:
-        grads, params, opt_state: gradients, moved parameters and optimiser states by group.
-        output: the world model's.
-        result: the behaviour's.
-        terms: the behaviour's losses by name.
-        metrics: scalars to log of both.
-    """
+    """What one learner step computed; the first three by group of parameters."""
 
     grads: Params
     params: Params
     opt_state: Params
     output: ModelOutput
     result: Behaviour
-    terms: dict[str, Array]
     metrics: Metrics

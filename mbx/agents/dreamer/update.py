@@ -23,6 +23,7 @@ from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import (
     Batch,
     Behaviour,
+    Losses,
     ModelOutput,
     Noise,
     Observation,
@@ -30,7 +31,7 @@ from mbx.agents.dreamer.types import (
     Step,
     TrainState,
 )
-from mbx.agents.dreamer.world_model import model_losses, scaled_sum
+from mbx.agents.dreamer.world_model import model_losses
 from mbx.fast import collectives
 from mbx.types import Array, Metrics, Params
 
@@ -44,6 +45,9 @@ def make_update(settings: Settings) -> Callable:
     """
     size, length, parts = settings.loss.batch_size, settings.loss.batch_length, settings.loss.parts
 
+    def learn_apart(train: TrainState, batch: Batch, state: State, noise: Noise) -> Any:
+        return update_from_batch(settings, train, batch, state, by_trajectory(noise))
+
     def learn(carry: tuple[TrainState, State], part: tuple[Batch, Array]) -> Any:
         (train, state), (batch, key) = carry, part
         noise = draw_noise(settings, key)
@@ -52,9 +56,6 @@ def make_update(settings: Settings) -> Callable:
         )
         return (train, jax.tree.map(lambda x: x[-1], states)), (metrics, states)
 
-    def learn_apart(train: TrainState, batch: Batch, state: State, noise: Noise) -> Any:
-        return update_from_batch(settings, train, batch, state, by_trajectory(noise))
-
     def update(
         train: TrainState, state: replay.ReplayState, key: Array
     ) -> tuple[TrainState, replay.ReplayState, Metrics]:
@@ -62,8 +63,6 @@ def make_update(settings: Settings) -> Callable:
         rows, fresh = settings.loss.sequence, settings.replay.fresh
         sample = sequences.sample(state, sample_key, batch_size=size, length=rows + 1, fresh=fresh)
         batch, carry = make_batch(settings, sample.rows)
-        if carry is None:
-            carry = rssm.initial(settings.model, train.params["model"]["rssm"], (size,))
         keys = jax.random.split(draw_key, parts) if parts > 1 else draw_key[None]
         batches = jax.tree.map(lambda x: x.reshape(parts, length, *x.shape[1:]), batch)
         (train, _), (metrics, states) = jax.lax.scan(
@@ -78,27 +77,20 @@ def make_update(settings: Settings) -> Callable:
     return update
 
 
-def make_batch(settings: Settings, rows: dict[str, Any]) -> tuple[Batch, State | None]:
-    """T + 1 replay rows as a batch of T, and the stored state before it (None: none is stored).
+def make_batch(settings: Settings, rows: dict[str, Any]) -> tuple[Batch, State]:
+    """T + 1 replay rows as a batch of T, and the state before it.
     The first row only supplies the previous action and the stored latents. Without those every
     sequence begins as an episode does.
     """
-    after = {name: x[1:] for name, x in rows.items()}
-    is_first, carry = after["is_first"], None
+    net, first = settings.model, rows["is_first"][1:]
     if settings.replay.context:
-        stoch = jax.nn.one_hot(rows["stoch"][0], settings.model.classes, dtype=jnp.float32)
+        stoch = jax.nn.one_hot(rows["stoch"][0], net.classes, dtype=jnp.float32)
         carry = State(rows["deter"][0].astype(jnp.float32), stoch)
     else:
-        is_first = is_first.at[0].set(True)
-    batch = Batch(
-        obs=observe_dict(settings.model, after["obs"]),
-        action=rows["action"][:-1],
-        reward=after["reward"],
-        is_first=is_first,
-        is_last=after["is_last"],
-        terminated=after["terminated"],
-    )
-    return batch, carry
+        first, carry = first.at[0].set(True), rssm.zeros(net, first.shape[1:])
+    arrived = {name: rows[name][1:] for name in ("reward", "is_last", "terminated")}
+    obs = observe_dict(net, rows["obs"][1:])
+    return Batch(obs, rows["action"][:-1], is_first=first, **arrived), carry
 
 
 def observe_dict(net: ModelConfig, obs: Array) -> Observation:
@@ -107,7 +99,7 @@ def observe_dict(net: ModelConfig, obs: Array) -> Observation:
         return observations.split(net.parts, obs)
     if net.image_shape is not None:
         return {"image": obs}
-    return {"vector": obs.reshape(*obs.shape[: obs.ndim - net.obs_ndim], net.vector_dim)}
+    return {"vector": obs.reshape(*obs.shape[: obs.ndim - len(net.obs_shape)], net.vector_dim)}
 
 
 def stored(state: State) -> dict[str, Array]:
@@ -129,11 +121,8 @@ def draw_noise(settings: Settings, key: Array) -> Noise:
 
 def by_trajectory(noise: Noise) -> Noise:
     """`[H, K, B, ...] -> [H, N, ...]`, of a whole batch or of a part of it."""
-
-    def merge(x: Array) -> Array:
-        return x.reshape(x.shape[0], -1, *x.shape[3:])
-
-    return noise._replace(prior=merge(noise.prior), action=merge(noise.action))
+    prior, action = (x.reshape(x.shape[0], -1, *x.shape[3:]) for x in noise[1:])
+    return noise._replace(prior=prior, action=action)
 
 
 def update_from_batch(
@@ -164,42 +153,34 @@ def step_gradients(
 
     def model_loss(params: Params) -> tuple[Array, ModelOutput]:
         output = model_losses(settings, params["model"], batch, carry, noise.posterior)
-        return scaled_sum(settings, output.losses), output
+        return total_loss(settings, output.losses), output
 
-    def behaviour_loss(params: Params, output: ModelOutput) -> tuple[Array, Any]:
-        terms, result = behaviour_losses(
+    def behaviour_loss(params: Params, output: ModelOutput) -> tuple[Array, Behaviour]:
+        result = behaviour_losses(
             settings, params, state.slow_critic, output, batch, state.ema, noise
         )
-        return behaviour_sum(settings, terms), (terms, result)
+        return total_loss(settings, result.losses), result
 
-    def joint_loss(params: Params) -> tuple[Array, Any]:
+    def joint_loss(params: Params) -> tuple[Array, tuple[ModelOutput, Behaviour]]:
         model, output = model_loss(params)
-        behaviour, found = behaviour_loss(params, output)
-        return model + behaviour, (output, *found)
+        behaviour, result = behaviour_loss(params, output)
+        return model + behaviour, (output, result)
 
     if settings.loss.updates == "joint":
-        grads, (output, terms, result) = jax.grad(joint_loss, has_aux=True)(state.params)
-        measured = model_metrics(output) | behaviour_metrics(result, terms)
-        grads, metrics = collectives.psum((grads, measured))
-        return Step(grads, *apply(settings, state, grads), output, result, terms, metrics)
+        grads, (output, result) = jax.grad(joint_loss, has_aux=True)(state.params)
+        grads, metrics = collectives.psum((grads, logged(output) | logged(result)))
+        return Step(grads, *apply(settings, state, grads), output, result, metrics)
 
-    own = {name: state.params[name] for name in ("actor", "critic")}
     grads, output = jax.grad(model_loss, has_aux=True)({"model": state.params["model"]})
-    grads, metrics = collectives.psum((grads, model_metrics(output)))
+    grads, metrics = collectives.psum((grads, logged(output)))
     params, opt_state = apply(settings, state, grads)
-    more, (terms, result) = jax.grad(
-        lambda own: behaviour_loss(params | own, output), has_aux=True
-    )(own)
-    more, measured = collectives.psum((more, behaviour_metrics(result, terms)))
+    more, result = jax.grad(lambda own: behaviour_loss(params | own, output), has_aux=True)(
+        {name: state.params[name] for name in ("actor", "critic")}
+    )
+    more, measured = collectives.psum((more, logged(result)))
     moved, moved_opt = apply(settings, state, more)
     return Step(
-        grads | more,
-        params | moved,
-        opt_state | moved_opt,
-        output,
-        result,
-        terms,
-        metrics | measured,
+        grads | more, params | moved, opt_state | moved_opt, output, result, metrics | measured
     )
 
 
@@ -214,29 +195,24 @@ def apply(settings: Settings, state: TrainState, grads: Params) -> tuple[Params,
     return params, opt_state
 
 
-def behaviour_sum(settings: Settings, terms: dict[str, Array]) -> Array:
-    """Mean losses of actor and critic, the replay loss by its coefficient."""
-    scales = {"replay_value": settings.critic.replay_coef}
-    return sum(scales.get(name, 1.0) * collectives.mean_share(loss) for name, loss in terms.items())
+def total_loss(settings: Settings, losses: Losses) -> Array:
+    """Sum of the losses' means, each times its coefficient; of a part of a batch, its share."""
+    own, heads = settings.loss, settings.model.heads
+    coefs = {"dynamics": own.dynamics_coef, "representation": own.representation_coef}
+    coefs["replay_value"] = settings.critic.replay_coef
+    coefs |= {f"heads/{name}": coef for name, coef in heads.coefs.items()} if heads else {}
+    return sum(coefs.get(name, 1.0) * collectives.mean_share(x) for name, x in losses.items())
+
+
+def logged(found: ModelOutput | Behaviour) -> Metrics:
+    """Scalars to log: mean losses and what else was measured; of a part of a batch, shares."""
+    names = {"policy": "actor_loss", "value": "critic_loss", "replay_value": "replay_critic_loss"}
+    losses = jax.tree.map(collectives.mean_share, found.losses)
+    return {names.get(name, f"loss/{name}"): x for name, x in losses.items()} | found.metrics
 
 
 def move_slow_critic(settings: Settings, critic: Params, slow: Params, step: Array) -> Params:
     """The slow critic after update number `step`: every `target_update_freq` a part `tau` on."""
     own = settings.critic
     tau = jnp.where(step % own.target_update_freq == 0, own.tau, 0.0)
-    return jax.tree.map(lambda new, old: tau * new + (1.0 - tau) * old, critic, slow)
-
-
-def model_metrics(output: ModelOutput) -> Metrics:
-    """Scalars to log of the world model: mean losses, what else was measured; shares of a part."""
-    return {
-        f"loss/{name}": collectives.mean_share(x) for name, x in output.losses.items()
-    } | output.metrics
-
-
-def behaviour_metrics(result: Behaviour, terms: dict[str, Array]) -> Metrics:
-    """Those of actor and critic."""
-    names = {"policy": "actor_loss", "value": "critic_loss", "replay_value": "replay_critic_loss"}
-    return {
-        names[name]: collectives.mean_share(loss) for name, loss in terms.items()
-    } | result.metrics
+    return optax.incremental_update(critic, slow, tau)

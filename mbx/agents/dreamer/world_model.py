@@ -17,7 +17,7 @@ from mbx import categorical
 from mbx.agents.dreamer import encoders, rssm
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.settings import Settings
-from mbx.agents.dreamer.types import Batch, Given, ModelOutput, State
+from mbx.agents.dreamer.types import Batch, Given, Losses, ModelOutput, State
 from mbx.fast import collectives
 from mbx.heads import Window, masked_mean
 from mbx.observations import is_packed, named
@@ -43,8 +43,9 @@ def model_losses(
     losses["reward"] = nets.two_hot_loss(net, logits, batch.reward)
     logit = nets.head(model["continue"], features, net.dtype)[..., 0]
     losses["continue"] = continue_loss(settings, logit, batch.terminated)
-    posterior = rssm.mixed_logits(observed.posterior, net.unimix)
-    prior = rssm.mixed_logits(observed.prior, net.unimix)
+    posterior, prior = (
+        rssm.mixed_logits(x, net.unimix) for x in (observed.posterior, observed.prior)
+    )
     losses["dynamics"], losses["representation"], kl = rssm.kl_losses(
         posterior, prior, loss.free_nats
     )
@@ -54,17 +55,16 @@ def model_losses(
         "posterior_entropy": jnp.sum(categorical.entropy(posterior), axis=-1),
         "prior_entropy": jnp.sum(categorical.entropy(prior), axis=-1),
     }
-    metrics = {name: collectives.mean_share(x) for name, x in metrics.items()}
+    metrics = jax.tree.map(collectives.mean_share, metrics)
     if net.heads is not None:
         more, extra = head_losses(net, model["heads"], features, batch)
-        losses |= more
-        metrics |= extra
+        losses, metrics = losses | more, metrics | extra
     return ModelOutput(losses, observed, features, metrics)
 
 
 def head_losses(
     net: nets.ModelConfig, params: Params, features: Array, batch: Batch
-) -> tuple[dict[str, Array], Metrics]:
+) -> tuple[Losses, Metrics]:
     """Means of the auxiliary heads' losses and metrics over the transitions within episodes."""
     assert net.heads is not None
     mask = 1.0 - batch.is_first[1:].astype(jnp.float32)
@@ -89,14 +89,3 @@ def continue_loss(settings: Settings, logit: Array, terminated: Array) -> Array:
     if settings.loss.continue_discount:
         target = target * settings.critic.gamma
     return -(target * jax.nn.log_sigmoid(logit) + (1.0 - target) * jax.nn.log_sigmoid(-logit))
-
-
-def scaled_sum(settings: Settings, losses: dict[str, Array]) -> Array:
-    """Sum of the means of losses, each times its coefficient."""
-    own = settings.loss
-    scales = {"dynamics": own.dynamics_coef, "representation": own.representation_coef}
-    if settings.model.heads is not None:
-        scales |= {f"heads/{name}": coef for name, coef in settings.model.heads.coefs.items()}
-    return sum(
-        scales.get(name, 1.0) * collectives.mean_share(loss) for name, loss in losses.items()
-    )
