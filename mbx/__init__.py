@@ -40,7 +40,7 @@ __version__ = "0.1.0"
 
 _FUNCTIONS = {"train": "mbx.api", "train_fn": "mbx.api", "load_policy": "mbx.training.policy"}
 _MODULES = tuple(
-    "agents categorical config distributions envs heads mppi networks observations optim planners "
+    "agents categorical config distributions envs heads mppi networks observations planners "
     "power replay returns settings successors types world_model".split()
 )
 # Former places of modules below mbx, and where they are: `import mbx.envs.empo.multigrid` works.
