@@ -119,8 +119,7 @@ def test_a_flag_may_follow_as_the_next_argument_or_stand_alone(text):
 def test_command_lines_that_mean_nothing_are_refused_in_a_line(arguments, message, capsys):
     with pytest.raises(SystemExit) as e:
         train.main(arguments)
-    with pytest.raises(AssertionError):
-        assert "Traceback" in capsys.readouterr().err
+    assert "Traceback" not in capsys.readouterr().err
     assert str(e.value.code).startswith("error: ")
     with pytest.raises(ValueError, match=message):
         train.chosen(arguments)

@@ -41,7 +41,7 @@ def general() -> str:
         _columns(f"configs/{name}.py", " ".join(_summary(name).split()), 30)
         for name in presets.names()
     ]
-    values, found = _values(DEFAULT)
+    _, values, found = _values(DEFAULT)
     lines = [
         "Train an agent; evaluate, log, checkpoint and plot on the way.",
         "",
@@ -76,9 +76,8 @@ def of_config(path: str) -> str:
     """Every setting of a configuration: flag, value and meaning.
     Raises ValueError where the file does not exist.
     """
-    values, found = _values(path)
-    title = presets.read(path).words.strip() or path
-    lines = [title, "", f"Settings of {path} and their values there:"]
+    words, values, found = _values(path)
+    lines = [words.strip() or path, "", f"Settings of {path} and their values there:"]
     section = ""
     for one in found.values():
         head = one.name.rpartition(".")[0]
@@ -93,11 +92,12 @@ def of_config(path: str) -> str:
     return "\n".join(lines)
 
 
-def _values(path: str) -> tuple[dict[str, object], dict[str, Declared]]:
-    """Values of a configuration and its declared settings, by dotted name."""
-    values = dict(flatten(presets.load(path).to_dict()))
+def _values(path: str) -> tuple[str, dict[str, object], dict[str, Declared]]:
+    """Words, values and declared settings of a configuration, by dotted name."""
+    found = presets.read(path)
+    values = dict(flatten(found.values.to_dict()))
     declared = describe(settings_class(str(values["agent"]))())
-    return values, {one.name: one for one in declared}
+    return found.words, values, {one.name: one for one in declared}
 
 
 def _setting(found: Declared, value: object) -> str:
