@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pathlib
 
@@ -40,12 +41,17 @@ def make(text, goals=GOAL, horizon=9, **fields):
     return mg.make_grid(mg.parse_map(text, goals=goals, horizon=horizon, **fields))
 
 
+@functools.cache
+def exported(name):
+    """A fixture's steps, goals, table and states."""
+    steps = dict(np.load(FOLDER / f"{name}.npz"))
+    text, goals = FIXTURES[name]
+    return steps, goals, *mg.export(make(text, goals, int(steps["step_count"].max())))
+
+
 @pytest.mark.parametrize("name", list(FIXTURES))
 def test_every_transition_of_the_reference(name):
-    a = dict(np.load(FOLDER / f"{name}.npz"))
-    text, goals = FIXTURES[name]
-    grid = make(text, goals, int(a["step_count"].max()))
-    table, states = mg.export(grid)
+    a, goals, table, states = exported(name)
     check_world(table)
     assert (table.num_states, len(table.succ_prob)) == (len(a["agent_state"]), len(a["succ_prob"]))
 
@@ -232,12 +238,9 @@ def test_no_sum_of_a_world_depends_on_the_precision():
 
 
 def test_a_map_is_the_same_world_in_64_bits():
-    text = "#####\n#>.o#\n##1.#\n#####"
-    tables = []
-    for wide in (False, True):
-        with jax.enable_x64(wide):
-            table, states = mg.export(make(text, horizon=4))
-            tables.append((*states, *table))
-    assert tables[0][-1] > 50  # states
-    for one, other in zip(*tables, strict=True):
+    *_, table, states = exported("grid_rock_1h1r")
+    with jax.enable_x64(True):
+        *_, wide, wide_states = exported.__wrapped__("grid_rock_1h1r")
+    for one, other in zip((*states, *table), (*wide_states, *wide), strict=True):
         np.testing.assert_array_equal(one, other)
+        assert np.asarray(one).dtype == np.asarray(other).dtype
