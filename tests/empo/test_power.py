@@ -111,10 +111,10 @@ def test_an_unconverged_result_says_so():
 
 def test_an_oscillating_world_is_damped_by_itself(double):
     # Two runs through the iteration with a map that plain steps never settle.
-    from mbx.empo.power.solver import _iterate
+    from mbx.empo.power.solver import iterate
 
     one = jnp.asarray(1.0)
-    x, residual, count = _iterate(
+    x, residual, count = iterate(
         lambda x: 1.0 - 1.5 * (x - 1.0),
         jnp.asarray(0.0),
         tol=1e-10 * one,

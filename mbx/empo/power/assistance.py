@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mbx.empo.power.solver import warn_of_error
+from mbx.empo.power.solver import iterate, warn_of_error
 from mbx.empo.power.worlds import (
     TabularWorld,
     check_world,
@@ -68,55 +68,43 @@ def solve_assistance(
     policy = policy_array(human_policy, world)
     if not 0.0 < gamma < 1.0:
         raise ValueError(f"gamma={gamma}: give a discount above 0 and below 1")
-    following, prob = dense_successors(world)
-    weights = num_actions ** np.concatenate([humans, robots])
     human_actions = profiles(len(humans), num_actions)
-    joint = (human_actions @ weights[: len(humans)])[:, None]
-    joint = joint + profiles(len(robots), num_actions) @ weights[len(humans) :]
-    following, prob = following[:, joint], prob[:, joint]  # [S, P, R, K]
-    combinations = profiles(len(humans), num_goals)
-    num_states = int(world.num_states)
-    kept = len(combinations) * 2 ** len(humans) * num_states * joint.shape[1]
+    joint = (human_actions @ num_actions**humans)[:, None]
+    joint = joint + profiles(len(robots), num_actions) @ num_actions**robots
+    following, prob = (x[:, joint] for x in dense_successors(world))  # [S, P, R, K]
+    goals = profiles(len(humans), num_goals)
+    kept = len(goals) * 2 ** len(humans) * int(world.num_states) * joint.shape[1]
     if max(kept, 2 ** len(humans) * following.size) > LARGEST:
         raise ValueError(
-            f"{len(humans)} humans with {num_goals} goals in {num_states} states: too many for the "
-            f"best help to be computed, {LARGEST:,} numbers at most"
+            f"{len(humans)} humans with {num_goals} goals in {int(world.num_states)} states: too "
+            f"many for the best help to be computed, {LARGEST:,} numbers at most"
         )
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)  # the precision that JAX is set to
-    achieved = np.moveaxis(np.asarray(world.achieved).astype(bool), -1, 0)
-    q, residual = _solve(
-        jnp.asarray(combinations),
-        jnp.asarray(policy, dtype),
-        jnp.asarray(human_actions),
-        jnp.asarray(following),
-        jnp.asarray(np.where(np.asarray(world.terminal)[:, None, None, None], 0.0, prob), dtype),
-        jnp.asarray(achieved),
-        jnp.asarray(gamma, dtype),
-        jnp.asarray(tol, dtype),
-        max_iterations=max_iterations,
-    )
-    left = jnp.max(residual)
-    warn_of_error("solve_assistance", float(left), tol, gamma)
-    return Assistance(q, jnp.asarray(combinations), left)
+    prob = np.where(np.asarray(world.terminal)[:, None, None, None], 0.0, prob)
+    achieved = jnp.moveaxis(jnp.asarray(world.achieved, bool), -1, 0)
+    numbers = (jnp.asarray(x, dtype) for x in (policy, prob, gamma, tol))
+    arrays = (jnp.asarray(x) for x in (goals, human_actions, following, achieved))
+    q, residual = _solve(*numbers, *arrays, max_iterations=max_iterations)
+    warn_of_error("solve_assistance", float(jnp.max(residual)), tol, gamma)
+    return Assistance(q, jnp.asarray(goals), jnp.max(residual))
 
 
 @functools.partial(jax.jit, static_argnames="max_iterations")
 def _solve(
-    combinations: Array,
     policy: Array,
-    human_actions: Array,
-    following: Array,
     prob: Array,
-    achieved: Array,
     gamma: Array,
     tol: Array,
+    combinations: Array,
+    human_actions: Array,
+    following: Array,
+    achieved: Array,
     *,
     max_iterations: int,
 ) -> tuple[Array, Array]:
     """`[C, M, S, R]` and `[C]` of one combination after the other."""
     num = policy.shape[0]
-    every = jnp.arange(num)
-    sets = jnp.arange(2**num)
+    every, sets = jnp.arange(num), jnp.arange(2**num)
     count = jnp.sum(sets[:, None] >> every[None] & 1, axis=1, dtype=jnp.int32)
 
     def of_goals(goals: Array) -> tuple[Array, Array]:
@@ -131,17 +119,11 @@ def _solve(
             worth = gain + gamma * values[after, following[None]]
             return jnp.einsum("sprk,msprk->msr", weight, worth)
 
-        def step(carry: tuple) -> tuple:
-            values, _, steps = carry
-            better = jnp.max(sweep(values), axis=-1)
-            return better, jnp.max(jnp.abs(better - values)), steps + 1
-
-        def running(carry: tuple) -> Array:
-            return (carry[1] > tol) & (carry[2] < max_iterations)
-
-        nothing = jnp.zeros((len(sets), following.shape[0]), gamma.dtype)
-        values, residual, _ = jax.lax.while_loop(
-            running, step, (nothing, jnp.full_like(tol, jnp.inf), jnp.int32(0))
+        values, residual, _ = iterate(
+            lambda values: jnp.max(sweep(values), axis=-1),
+            jnp.zeros((len(sets), len(following)), gamma.dtype),
+            tol=tol,
+            max_iterations=max_iterations,
         )
         return sweep(values), residual
 

@@ -10,10 +10,11 @@ human actions, N transitions.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -106,21 +107,15 @@ def solve(
         raise ValueError(f"max_iterations={max_iterations}: give at least 1")
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     tol = tol if tol is not None else (1e-12 if dtype == jnp.float64 else 1e-6)
-    arrays, layout = _arrange(world, dtype)
     if human_policy is not None:
         human_policy = jnp.asarray(_given_prior(human_policy, world), dtype)
-    numbers = PowerParams(
-        *(  # type: ignore[arg-type]  # words are no numbers: None, and arguments of their own
-            None if name in ("reduce", "optimistic") else jnp.asarray(value, dtype)
-            for name, value in params._asdict().items()
-        )
-    )
+    numbers = params._replace(reduce=None, optimistic=None)  # type: ignore[arg-type]  # words
     solution = _solve(
-        arrays,
-        numbers,
+        _arrange(world, dtype),
+        jax.tree.map(lambda x: jnp.asarray(x, dtype), numbers),
         jnp.asarray(tol, dtype),
         human_policy,
-        layout=layout,
+        sizes=(len(world.humans), len(world.robots), int(world.num_actions)),
         reduce=params.reduce,
         optimistic=bool(params.optimistic),
         max_iterations=max_iterations,
@@ -145,17 +140,11 @@ def warn_of_error(function: str, residual: float, tol: float, gamma: float) -> N
     )
 
 
-class _Layout(NamedTuple):
-    """Static sizes: states, humans, robots, actions."""
-
-    states: int
-    humans: int
-    robots: int
-    actions: int
+Sizes: TypeAlias = tuple[int, int, int]  # humans, robots, actions of each
 
 
 class _Arrays(NamedTuple):
-    """segment `[N]`: (s * P + p) * R + r, of canonical human and robot profiles p, r."""
+    """A world's transitions in the order of their segment (s * P + p) * R + r."""
 
     segment: Array
     following: Array
@@ -174,18 +163,15 @@ def _given_prior(human_policy: Any, world: TabularWorld) -> np.ndarray:
     return np.where(over[None, None, :, None], 0.0, policy)
 
 
-def _arrange(world: TabularWorld, dtype: np.dtype) -> tuple[_Arrays, _Layout]:
+def _arrange(world: TabularWorld, dtype: np.dtype) -> _Arrays:
     """Transitions with their joint action split into a human and a robot profile."""
     humans, robots = np.asarray(world.humans), np.asarray(world.robots)
-    num_actions = int(world.num_actions)
-    layout = _Layout(int(world.num_states), len(humans), len(robots), num_actions)
+    num_actions, state = int(world.num_actions), np.asarray(world.succ_state).astype(np.int64)
     actions = profiles(len(humans) + len(robots), num_actions)[np.asarray(world.succ_joint)]
-    human = joint_index(actions[:, humans], num_actions)
-    robot = joint_index(actions[:, robots], num_actions)
-    state = np.asarray(world.succ_state).astype(np.int64)
-    segment = (state * num_actions ** len(humans) + human) * num_actions ** len(robots) + robot
+    segment = state * num_actions ** len(humans) + joint_index(actions[:, humans], num_actions)
+    segment = segment * num_actions ** len(robots) + joint_index(actions[:, robots], num_actions)
     order = np.argsort(segment, kind="stable")
-    arrays = _Arrays(
+    return _Arrays(
         segment=jnp.asarray(segment[order], jnp.int32),
         following=jnp.asarray(np.asarray(world.succ_next)[order], jnp.int32),
         prob=jnp.asarray(np.asarray(world.succ_prob)[order], dtype),
@@ -193,46 +179,43 @@ def _arrange(world: TabularWorld, dtype: np.dtype) -> tuple[_Arrays, _Layout]:
         achieved=jnp.asarray(world.achieved, bool),
         weight=jnp.asarray(world.goal_weight, dtype),
     )
-    return arrays, layout
 
 
-@partial(jax.jit, static_argnames=("layout", "reduce", "optimistic", "max_iterations"))
+@partial(jax.jit, static_argnames=("sizes", "reduce", "optimistic", "max_iterations"))
 def _solve(
     a: _Arrays,
     p: PowerParams,
     tol: Array,
     given: Array | None,
     *,
-    layout: _Layout,
+    sizes: Sizes,
     reduce: str,
     optimistic: bool,
     max_iterations: int,
 ) -> Solution:
-    running = ~a.terminal
-    shape = a.achieved.shape
-    iterate = partial(_iterate, tol=tol, max_iterations=max_iterations)
-    prior = partial(_prior_sweep, a, p, layout, optimistic)
-    v_hm, residual_1, count_1 = jnp.zeros(shape, a.prob.dtype), jnp.zeros_like(tol), jnp.int32(0)
+    running, zeros = ~a.terminal, jnp.zeros(a.achieved.shape, a.prob.dtype)
+    repeat = partial(iterate, tol=tol, max_iterations=max_iterations)
     if given is None:
-        v_hm, residual_1, count_1 = iterate(lambda v: prior(v)[0], v_hm)
+        prior = partial(_prior_sweep, a, p, sizes, optimistic)
+        v_hm, residual_1, count_1 = repeat(lambda v: prior(v)[0], zeros)
         v_hm, q_hm, pi_h = prior(v_hm)
     else:
+        v_hm, residual_1, count_1 = zeros, jnp.zeros_like(tol), jnp.int32(0)
         q_hm, pi_h = jnp.zeros_like(given), given
-    others, own = _human_profiles(a, pi_h, layout)
+    others, own = _human_profiles(a, pi_h, sizes)
     marginal = others[0] * jnp.einsum("g,gsp->sp", _normal(a.weight)[0], own[0])
 
     def value(v: Array, pi_r: Array) -> Array:
         """Eq. (6) for given robot policy, one sweep: [H, G, S]."""
-        expected = _expect(a, attained(v, a.achieved, p.gamma_h, _wide(a.terminal, v)), layout)
+        over = jnp.broadcast_to(a.terminal, v.shape)
+        expected = _expect(a, attained(v, a.achieved, p.gamma_h, over), sizes)
         expected = jnp.einsum("hgspr,sr->hgsp", expected, pi_r)
-        new = jnp.sum(expected * own * others[:, None], axis=-1)
-        return jnp.where(_wide(running, new), new, 0.0)
+        return jnp.where(over, 0.0, jnp.sum(expected * own * others[:, None], axis=-1))
 
     def robot(v_r: Array) -> tuple[Array, Array]:
-        q = p.gamma_r * jnp.einsum("spr,sp->sr", _expect(a, v_r, layout), marginal)
-        q = jnp.where(running[:, None], q, 0.0)
-        safe = jnp.where(running[:, None], q, -1.0)
-        return q, jnp.where(running[:, None], robot_policy(safe, p.beta_r), 0.0)
+        q = p.gamma_r * jnp.einsum("spr,sp->sr", _expect(a, v_r, sizes), marginal)
+        pi_r = robot_policy(jnp.where(running[:, None], q, -1.0), p.beta_r)
+        return jnp.where(running[:, None], q, 0.0), jnp.where(running[:, None], pi_r, 0.0)
 
     def reward(v: Array) -> tuple[Array, Array, Array]:
         x_h = aggregate_ability(jnp.moveaxis(v, 1, -1), a.weight[:, None, :], p.zeta)
@@ -240,66 +223,56 @@ def _solve(
         return x_h, jnp.where(running, y, 0.0), jnp.where(running, -(y**p.eta), 0.0)
 
     def sweep(values: tuple[Array, Array]) -> tuple[Array, Array]:
-        v, v_r = values
-        q, pi_r = robot(v_r)
-        v = value(v, pi_r)
-        v_r = jnp.where(running, reward(v)[2] + jnp.sum(pi_r * q, axis=-1), p.terminal_v_r)
-        return v, v_r
+        q, pi_r = robot(values[1])
+        v = value(values[0], pi_r)
+        v_r = reward(v)[2] + jnp.sum(pi_r * q, axis=-1)
+        return v, jnp.where(running, v_r, p.terminal_v_r)
 
     # V_h^e under a uniform robot first: from V = 0 the first rewards would be astronomical.
-    uniform = jnp.where(running[:, None], 1.0 / layout.actions**layout.robots, 0.0)
-    uniform = jnp.broadcast_to(uniform, (layout.states, layout.actions**layout.robots))
-    v, _, count_2 = iterate(lambda v: value(v, uniform), jnp.zeros(shape, a.prob.dtype))
-    v_r = jnp.where(running, -jnp.ones_like(a.prob, shape=running.shape), p.terminal_v_r)
-    (v, v_r), residual_2, count_3 = iterate(sweep, (v, v_r))
-    q_r, pi_r = robot(v_r)
-    x_h, y, u_r = reward(v)
+    num_robot = sizes[2] ** sizes[1]
+    uniform = jnp.where(running[:, None], jnp.full((len(running), num_robot), 1.0 / num_robot), 0.0)
+    v, _, count_2 = repeat(lambda v: value(v, uniform.astype(v.dtype)), zeros)
+    start = v, jnp.where(running, -jnp.ones(running.shape, v.dtype), p.terminal_v_r)
+    (v, v_r), residual_2, count_3 = repeat(sweep, start)
+    (q_r, pi_r), (x_h, y, u_r) = robot(v_r), reward(v)
     residual = jnp.maximum(residual_1, residual_2)
     return Solution(
-        v_hm,
-        q_hm,
-        pi_h,
-        v,
-        x_h,
-        u_r,
-        v_r,
-        q_r,
-        pi_r,
-        residual,
-        count_1 + count_2 + count_3,
-        y,
+        *(v_hm, q_hm, pi_h, v, x_h, u_r, v_r, q_r, pi_r, residual),
+        iterations=count_1 + count_2 + count_3,
+        y=y,
         converged=residual <= tol,
-        zero_ability=jnp.sum((x_h <= ABILITY_FLOOR) & _wide(running, x_h)),
+        zero_ability=jnp.sum((x_h <= ABILITY_FLOOR) & jnp.broadcast_to(running, x_h.shape)),
         unreachable=(a.weight > 0) & jnp.all(v <= 0.0, axis=-1),
     )
 
 
-def _expect(a: _Arrays, values: Array, layout: _Layout) -> Array:
+def _expect(a: _Arrays, values: Array, sizes: Sizes) -> Array:
     """sum_s' P(s'|s, p, r) values(s'): `[..., S]` -> `[..., S, P, R]`."""
-    segments = layout.states * layout.actions ** (layout.humans + layout.robots)
+    humans, robots, actions = sizes
+    split = (len(a.terminal), actions**humans, actions**robots)
     weighted = jnp.moveaxis(values[..., a.following], -1, 0)
     weighted = weighted * a.prob.reshape((-1,) + (1,) * (values.ndim - 1))
-    total = jax.ops.segment_sum(weighted, a.segment, segments, indices_are_sorted=True)
-    split = (layout.states, layout.actions**layout.humans, layout.actions**layout.robots)
+    total = jax.ops.segment_sum(weighted, a.segment, math.prod(split), indices_are_sorted=True)
     return jnp.moveaxis(total, 0, -1).reshape(*values.shape[:-1], *split)
 
 
 def _prior_sweep(
-    a: _Arrays, p: PowerParams, layout: _Layout, optimistic: bool, v: Array
+    a: _Arrays, p: PowerParams, sizes: Sizes, optimistic: bool, v: Array
 ) -> tuple[Array, Array, Array]:
     """Eqs. (1)-(3): V_hm `[H, G, S]` -> new V_hm, Q_hm, pi_h."""
+    humans, _, actions = sizes
     robot = jnp.max if optimistic else jnp.min
-    profile = robot(_expect(a, attained(v, a.achieved, p.gamma_h), layout), axis=-1)
+    profile = robot(_expect(a, attained(v, a.achieved, p.gamma_h), sizes), axis=-1)
     # Which joint human actions have human h do a; the others are believed uniform.
-    choice = jax.nn.one_hot(profiles(layout.humans, layout.actions), layout.actions)
-    believed = choice.astype(v.dtype) / layout.actions ** (layout.humans - 1)
+    choice = jax.nn.one_hot(profiles(humans, actions), actions)
+    believed = choice.astype(v.dtype) / actions ** (humans - 1)
     q = jnp.einsum("hgsp,pha->hgsa", profile, believed)
-    terminal = _wide(a.terminal, v)
-    open_ = ~a.achieved & ~terminal
-    q = jnp.where(open_[..., None], q, 0.0)
-    pi = p.nu_h / layout.actions + (1.0 - p.nu_h) * _soft_best(q, p.beta_h)
-    still = jax.nn.one_hot(jnp.zeros(v.shape, jnp.int32), layout.actions, dtype=v.dtype)
-    pi = jnp.where(open_[..., None], pi, jnp.where(terminal[..., None], 0.0, still))
+    terminal = jnp.broadcast_to(a.terminal, v.shape)[..., None]
+    open_ = ~a.achieved[..., None] & ~terminal
+    q = jnp.where(open_, q, 0.0)
+    pi = p.nu_h / actions + (1.0 - p.nu_h) * _soft_best(q, p.beta_h)
+    still = jax.nn.one_hot(jnp.zeros(v.shape, jnp.int32), actions, dtype=v.dtype)
+    pi = jnp.where(open_, pi, jnp.where(terminal, 0.0, still))
     return jnp.sum(pi * q, axis=-1), q, pi
 
 
@@ -312,17 +285,17 @@ def _soft_best(q: Array, beta: Array) -> Array:
     return jnp.where(jnp.isinf(beta), best, jax.nn.softmax(jnp.where(jnp.isinf(beta), 0, beta) * q))
 
 
-def _human_profiles(a: _Arrays, pi_h: Array, layout: _Layout) -> tuple[Array, Array]:
+def _human_profiles(a: _Arrays, pi_h: Array, sizes: Sizes) -> tuple[Array, Array]:
     """Probabilities of joint human actions p, as two factors whose product is a distribution.
     others `[H, S, P]`: all humans but h, each by its goal-marginal. own `[H, G, S, P]`: human h
     by its policy for g.
     """
+    humans, _, actions = sizes
     marginal = jnp.einsum("hg,hgsa->hsa", _normal(a.weight), pi_h)
-    profile = profiles(layout.humans, layout.actions)
-    index = jnp.asarray(profile.T)  # [H, P]
+    index = jnp.asarray(profiles(humans, actions).T)  # [H, P]
     each = jax.vmap(lambda m, i: m[:, i])(marginal, index)  # [H, S, P]
     own = jax.vmap(lambda m, i: m[:, :, i])(pi_h, index)  # [H, G, S, P]
-    mine = jnp.eye(layout.humans, dtype=bool)[:, :, None, None]
+    mine = jnp.eye(humans, dtype=bool)[:, :, None, None]
     return jnp.prod(jnp.where(mine, 1.0, each[None]), axis=1), own
 
 
@@ -330,12 +303,7 @@ def _normal(weight: Array) -> Array:
     return weight / jnp.sum(weight, axis=-1, keepdims=True)
 
 
-def _wide(x: Array, like: Array) -> Array:
-    """`[S]` beside `[..., S]`: leading axes of size one, so that rank promotion stays explicit."""
-    return jnp.broadcast_to(x.reshape((1,) * (like.ndim - 1) + x.shape), like.shape)
-
-
-def _iterate(
+def iterate(
     sweep: Callable[[Any], Any], start: Any, *, tol: Array, max_iterations: int
 ) -> tuple[Any, Array, Array]:
     """Iterate x <- x + step (sweep(x) - x) until the largest relative change of a sweep is <= tol.
