@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mbx import power, successors
 from tests.helpers import FIXTURES, in_programs
 
-power = in_programs(power, "attained", "intrinsic_reward", "q_r_target", "robot_policy")
+power = in_programs(power, "attained", "intrinsic_reward", "robot_policy")
 successors = in_programs(successors)
 
 Q_FILES = ("q_targets_b32_a16", "q_targets_ragged_empty", "q_targets_single")
@@ -66,7 +66,7 @@ def test_dense_and_flat_forms_agree_with_golden(name, tolerance):
         states[b, a, k], probs[b, a, k] = s, p
     values = np.where(probs > 0, d["value_table"][states], np.nan)
     gamma = float(d["gamma_r"])
-    dense = power.q_r_target(values, probs, gamma)
+    dense = gamma * successors.dense_expectation(values, probs)
     np.testing.assert_allclose(dense, d["q_target"], rtol=tolerance)
     flat = successors.flatten(states, probs, len(d["succ_prob"]))
     assert int(flat.overflow) == 0 and float(flat.fill) == 1.0

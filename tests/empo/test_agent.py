@@ -11,9 +11,9 @@ import pytest
 
 from mbx import power
 from mbx.empo import suite as empo_envs
+from mbx.empo.agent import TrainState, learners, make_agent
 from mbx.empo.agent import agent as agent_module
 from mbx.empo.agent import evaluation as empo_evaluation
-from mbx.empo.agent import learners, make_agent
 from mbx.empo.agent import models as empo_models
 from mbx.empo.agent import targets as empo_targets
 from tests.empo.helpers import (
@@ -35,6 +35,7 @@ from tests.empo.helpers import (
 
 def targets_of(found, states, tables=None, draws=0, **options):
     """(human profiles, targets, metrics) of states; draws: fresh ones, 0 for all."""
+    problem = problem_of(found, settings_of(model=TABLES, curriculum=AT_ONCE))
 
     @jax.jit
     def compute(tables, states):
@@ -42,16 +43,8 @@ def targets_of(found, states, tables=None, draws=0, **options):
             human = empo_targets.fresh_profiles(found.world, states, jax.random.key(0), draws)
         else:
             human = empo_targets.exact_profiles(found.world, states)
-        return human, *empo_targets.make_targets(
-            empo_models.table_model(found.world),
-            found.world,
-            tables,
-            states,
-            human,
-            found.params,
-            jnp.ones(len(states), bool),
-            **options,
-        )
+        train, every = TrainState(tables, None, {}, jnp.int32(0)), jnp.ones(len(states), bool)
+        return human, *empo_targets.make_targets(problem, train, states, human, every, **options)
 
     return compute(exact_tables(found) if tables is None else tables, states)
 

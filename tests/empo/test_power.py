@@ -26,11 +26,9 @@ power = in_programs(
     "attained",
     "human_aggregate",
     "intrinsic_reward",
-    "q_r_target",
     "q_to_z",
     "robot_policy",
     "soft_clamp",
-    "v_h_e_target",
     "z_to_q",
 )
 
@@ -395,25 +393,6 @@ def test_scaling_goal_weights_scales_rewards_and_leaves_the_robot_alone(double):
     factor = 2.0 ** (-params.xi * params.eta)
     np.testing.assert_allclose(double_.U_r, factor * np.asarray(one.U_r), rtol=1e-10)
     np.testing.assert_allclose(double_.pi_r, one.pi_r, atol=1e-8)
-
-
-def test_targets_follow_beta_r_without_new_data():
-    q = jnp.array([-1.0, -2.0])
-    value, prob = jnp.array([[0.9], [0.1]]), jnp.ones((2, 1))
-    no = jnp.zeros((2, 1), bool)
-    targets = [
-        power.v_h_e_target(value, no, prob, power.robot_policy(q, beta), 1.0)
-        for beta in (0.0, 1.0, 100.0)
-    ]
-    np.testing.assert_allclose(targets, [0.5, 0.9 * 2 / 3 + 0.1 / 3, 0.9], rtol=1e-5)
-
-
-def test_terminal_successors_keep_the_target_below_zero():
-    v_r, prob = jnp.array([[-5.0, -7.0], [-5.0, 0.0]]), jnp.array([[0.5, 0.5], [1.0, 0.0]])
-    ends = jnp.array([[True, False], [True, False]])
-    target = power.q_r_target(v_r, prob, 0.9, ends)
-    np.testing.assert_allclose(target, [-3.15, -0.9e-10], rtol=1e-6)
-    assert np.all(np.isfinite(jnp.log(-target)))
 
 
 # -------------------------------------------------------------------------------------------------

@@ -2,63 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx.empo.agent import learners, models, targets
+from mbx.empo.agent import TrainState, learners, models, targets
 from mbx.empo.power.worlds import dense_successors
 from mbx.networks import MLP
-from tests.empo.helpers import AT_ONCE, exact_tables, load, problem_of, settings_of
+from tests.empo.helpers import AT_ONCE, TABLES, exact_tables, load, problem_of, settings_of
 
 NETWORKS = dict(hidden=8, u_r="network", v_r="network", q_encoder="own")
 
 
-def given(found, y, v_r):
-    """Exact tables, with U_r and V_r as given by state."""
-    model = models.table_model(found.world)
-    return model._replace(
+def targets_by(found, states, y, v_r):
+    """Targets by exact tables, with U_r and V_r as given by state."""
+    problem = problem_of(found, settings_of(model=TABLES, curriculum=AT_ONCE))
+    model = problem.model._replace(
         y=lambda params, index: jnp.asarray(y)[index],
         v_r=lambda params, index: jnp.asarray(v_r)[index],
     )
-
-
-def targets_by(found, model, states, **options):
+    problem = dataclasses.replace(problem, model=model)
     human = targets.exact_profiles(found.world, states)
-    mask = jnp.ones(len(states), bool)
-    tables = exact_tables(found)
-    given = (model, found.world, tables, states, human, found.params, mask)
-    return jax.jit(lambda: targets.make_targets(*given, **options)[0])()
+    train = TrainState(exact_tables(found), None, {}, jnp.int32(0))
+    given = (problem, train, states, human, jnp.ones(len(states), bool))
+    return jax.jit(lambda: targets.make_targets(*given)[0])()
 
 
 @pytest.mark.parametrize("name", ["dag_2h2r", "cyclic_3h1r_sum_unitweights"])
-def test_targets_of_both_are_the_exact_ones_and_make_those_of_q(name):
+def test_targets_of_both_are_the_exact_ones_and_make_those_of_q(name, monkeypatch):
     found = load(name)
     p, exact = found.params, found.solution
     ended = np.asarray(found.table.terminal).astype(bool)
     states = jnp.asarray(np.flatnonzero(~ended)[:12], jnp.int32)
     y = (-np.asarray(exact.U_r)) ** (1.0 / p.eta)
-    ours = targets_by(found, given(found, y, exact.V_r), states)
+    ours = targets_by(found, states, y, exact.V_r)
     x = np.asarray(exact.X_h)[:, np.asarray(states)]
     by_hand = (x**-p.xi).mean(axis=0) if p.reduce == "mean" else (x**-p.xi).sum(axis=0)
     np.testing.assert_allclose(ours.y, by_hand, rtol=1e-4)
     np.testing.assert_allclose(ours.v_r, np.asarray(exact.V_r)[states], rtol=1e-4)
     np.testing.assert_allclose(ours.q_r, np.asarray(exact.Q_r)[states], rtol=1e-4)
-    # Doubled, y makes V_r by eq. (9) worse by (2^eta - 1) y^eta; its network is asked or not.
-    worse = targets_by(found, given(found, 2.0 * y, 3.0 * exact.V_r), states, use_v_r=False)
+
+    def q_target(values):
+        following, prob = dense_successors(found.table)
+        values = np.where(ended, p.terminal_v_r, values)
+        return p.gamma_r * expected(found, states, (prob * values[following]).sum(-1))
+
+    asked = targets_by(found, states, 2.0 * y, 3.0 * exact.V_r)
+    np.testing.assert_allclose(asked.q_r, q_target(3.0 * np.asarray(exact.V_r)), rtol=2e-4)
+    # Doubled, y makes V_r by eq. (9) worse by (2^eta - 1) y^eta; its network is not asked yet.
+    monkeypatch.setattr(targets, "RAMP_STAGE", 7)
+    worse = targets_by(found, states, 2.0 * y, 3.0 * exact.V_r)
     more = (2.0**p.eta - 1.0) * y**p.eta
     np.testing.assert_allclose(worse.v_r, ours.v_r - more[states], rtol=1e-4)
     np.testing.assert_allclose(worse.y, ours.y, rtol=1e-5)  # its own target is eq. (8) still
-    following, prob = dense_successors(found.table)
-    values = np.where(ended, p.terminal_v_r, np.asarray(exact.V_r) - more)
-    want = expected(found, states, (prob * values[following]).sum(-1))
-    np.testing.assert_allclose(worse.q_r, p.gamma_r * want, rtol=2e-4)
-    asked = targets_by(found, given(found, 2.0 * y, 3.0 * exact.V_r), states, use_v_r=True)
-    values = np.where(ended, p.terminal_v_r, 3.0 * np.asarray(exact.V_r))
-    want = expected(found, states, (prob * values[following]).sum(-1))
-    np.testing.assert_allclose(asked.q_r, p.gamma_r * want, rtol=2e-4)
+    np.testing.assert_allclose(worse.q_r, q_target(np.asarray(exact.V_r) - more), rtol=2e-4)
 
 
 def expected(found, states, of_joint):
@@ -97,9 +98,8 @@ def test_losses_and_heads_by_hand():
 
     @jax.jit
     def compute(params):
-        made, _ = targets.make_targets(
-            problem.model, found.world, params, states, human, found.params, every
-        )
+        train = TrainState(params, None, {}, jnp.int32(0))
+        made, _ = targets.make_targets(problem, train, states, human, every)
         made = made._replace(y=jnp.array([1.0, 2.0, 9.0]), v_r=jnp.array([-2.0, -4.0, -9.0]))
         return learners.losses(problem, params, codes, made, mask)
 

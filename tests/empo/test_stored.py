@@ -116,7 +116,7 @@ def test_stored_successors_are_those_of_the_world():
             loss.pop("human_samples")
         with pytest.raises(ValueError, match="loss.human_expectation="):
             problem_of(found, settings_of(**STORED | dict(loss=loss)), "@stored")
-    assert problem_of(found, settings_of(**STORED), "@stored").stored
+    assert problem_of(found, settings_of(**STORED), "@stored").records
     assert envs.make("empo:test@stored", 1).spec.obs_shape[0] > records.size
     with pytest.raises(ValueError, match="only option"):
         envs.make("empo:test@packed", 1)

@@ -50,39 +50,27 @@ def test_copies_follow_the_parameters_by_a_share_of_the_way():
     assert problem.target_rate == 0.25
 
 
-def test_shares_are_of_the_actions_of_rows_that_exist():
-    which = jnp.asarray([[True, False, False], [True, True, False], [True, True, True]])
+def test_what_is_broken_or_lost_is_no_target():
+    """Of two human profiles the second is never played in row 0, and only for goal 1 in row 1."""
+    nan, inf = jnp.nan, jnp.inf
+    weight = jnp.asarray([[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]])
+    entry = jnp.asarray([[[[1.0, 0.0]] * 2], [[[1.0, 0.0], [0.5, 0.5]]], [[[1.0, 0.0]] * 2]])
+    human = targets.Profiles(jnp.zeros((3, 2, 1), jnp.int32), weight, entry, jnp.ones((3, 1, 2)))
+    q = jnp.asarray([[-2.0, nan, -1.5], [-inf, -3.0, -4.0], [nan] * 3])
+    v = jnp.asarray([[[0.5, inf]], [[0.25, 0.75]], [[nan, nan]]])
+    known = jnp.ones((3, 3), bool).at[0, 2].set(False)
+    lost = jnp.zeros((3, 2, 3), bool).at[:, 1, 2].set(True)
+    made = targets.Targets(q, known, v, human.coverage, q, q)
     mask = jnp.asarray([True, True, False])
-    np.testing.assert_allclose(targets._share(which, mask), 3 / 6)
-    assert float(targets._share(which, jnp.zeros(3, bool))) == 0.0
-
-
-def test_what_is_broken_is_no_target_and_finite():
-    q = jnp.asarray([[-2.0, jnp.nan], [-jnp.inf, -3.0]])
-    v = jnp.asarray([[[0.5, jnp.inf]], [[0.25, 0.75]]])
-    known = jnp.asarray([[True, True], [True, False]])
-    made = targets.Targets(q, known, v, jnp.ones((2, 1, 2)), q, q)
-    found, told = jax.jit(targets._without_broken)(made, jnp.asarray([True, True]))
-    np.testing.assert_array_equal(found.q_r, [[-2.0, -1.0], [-1.0, -3.0]])
-    np.testing.assert_array_equal(found.known, [[True, False], [False, False]])
-    np.testing.assert_array_equal(found.v_h_e, [[[0.5, 0.0]], [[0.25, 0.75]]])
-    np.testing.assert_array_equal(found.coverage, [[[1.0, 0.0]], [[1.0, 1.0]]])
-    assert float(told["broken_targets"]) == 0.5
-
-
-def test_what_is_lost_is_no_target():
-    """Two human profiles: the second is never played in row 0, and only for goal 1 in row 1."""
-    lost = jnp.zeros((2, 2, 3), bool).at[:, 1, 2].set(True)
-    weight = jnp.asarray([[1.0, 0.0], [0.5, 0.5]])
-    entry = jnp.asarray([[[[1.0, 0.0], [1.0, 0.0]]], [[[1.0, 0.0], [0.5, 0.5]]]])
-    human = targets.Profiles(jnp.zeros((2, 2, 1), jnp.int32), weight, entry, jnp.ones((2, 1, 2)))
-    made = targets.Targets(*[jnp.ones((2, 3))] * 6)._replace(
-        known=jnp.ones((2, 3), bool), coverage=human.coverage
-    )
-    found, told = jax.jit(targets._without_lost)(made, lost, human, jnp.ones(2, bool))
-    np.testing.assert_array_equal(found.known, [[True] * 3, [True, True, False]])
-    np.testing.assert_array_equal(found.coverage, [[[1.0, 1.0]], [[1.0, 0.0]]])
-    np.testing.assert_allclose(told["lost_targets"], 1 / 6)
+    found, told = jax.jit(targets.checked)(made, lost, human, mask)
+    np.testing.assert_array_equal(found.q_r[:2], [[-2.0, -1.0, -1.5], [-1.0, -3.0, -4.0]])
+    np.testing.assert_array_equal(found.known[:2], [[True, False, False], [False, True, False]])
+    np.testing.assert_array_equal(found.v_h_e[:2], [[[0.5, 0.0]], [[0.25, 0.75]]])
+    np.testing.assert_array_equal(found.coverage[:2], [[[1.0, 0.0]], [[1.0, 0.0]]])
+    # Shares are of the actions of rows that exist.
+    np.testing.assert_allclose([told["broken_targets"], told["lost_targets"]], [2 / 6, 1 / 6])
+    _, told = targets.checked(made, lost, human, jnp.zeros(3, bool))
+    assert float(told["lost_targets"]) == float(told["broken_targets"]) == 0.0
 
 
 def test_numbers_of_episodes():

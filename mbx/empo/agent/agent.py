@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -25,16 +25,15 @@ from mbx import replay
 from mbx.agents.base import Agent, Update
 from mbx.empo import power
 from mbx.empo.agent import targets as empo_targets
-from mbx.empo.agent.acting import make_act, params_at
+from mbx.empo.agent.acting import make_act
 from mbx.empo.agent.diagnostics import make_diagnostics
 from mbx.empo.agent.learners import init_state, learn_networks, learn_tables
 from mbx.empo.agent.models import network_model, table_model
 from mbx.empo.agent.settings import Settings
 from mbx.empo.agent.types import Problem, TrainState
 from mbx.empo.power.codec import make_codec, make_records
-from mbx.empo.power.curriculum import RAMP_STAGE, Curriculum
+from mbx.empo.power.curriculum import Curriculum
 from mbx.empo.power.equations import PowerParams
-from mbx.empo.power.named import NamedWorld
 from mbx.empo.power.worlds import World
 from mbx.fast import collectives
 from mbx.types import Array, EnvSpec, Metrics
@@ -56,12 +55,13 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
             f"goal_weight sums to {totals.tolist()} per human: divide each row by its sum"
         )
     episodes = settings.eval.review_episodes
+    words = problem.codec.size + (problem.records.size if problem.records else 0)
     return Agent(
         init=functools.partial(init_state, problem),
         init_actor=lambda num: jnp.zeros((num, 0)),
         act=make_act(problem),
         update=_make_update(problem),
-        example_row=functools.partial(_example_row, problem),
+        example_row=lambda: replay.example_row((words,), problem.num_robot_actions, jnp.int32),
         diagnostics=make_diagnostics(problem, episodes, spec.episode_length) if episodes else None,
         check=functools.partial(_check_metrics, settings),
     )
@@ -80,27 +80,34 @@ def resolve(settings: Settings, spec: EnvSpec) -> Problem:
             "example empo:grid_rock_1h1r"
         )
     _check_world(settings, spec)
-    world, stored = spec.world.world, spec.name.endswith("@stored")
-    params = _power_params(settings, spec.world, spec.name)
-    if stored and (settings.loss.human_expectation, settings.loss.human_samples) != ("fresh", 1):
+    world, loss, plan = spec.world.world, settings.loss, _values(settings.curriculum)
+    stored = spec.name.endswith("@stored")
+    if stored and (loss.human_expectation, loss.human_samples) != ("fresh", 1):
         raise ValueError(
-            f"loss.human_expectation={settings.loss.human_expectation!r}, loss.human_samples="
-            f"{settings.loss.human_samples} with env.name={spec.name!r}: what is stored are the "
-            "successors of one draw of human actions, choose fresh and 1"
+            f"loss.human_expectation={loss.human_expectation!r}, loss.human_samples="
+            f"{loss.human_samples} with env.name={spec.name!r}: what is stored are the successors "
+            "of one draw of human actions, choose fresh and 1"
         )
+    plan["steps"] = plan["steps"] or round(settings.train.steps * settings.train.utd_ratio)
+    used = {f"use_{n}": getattr(settings.model, n) == "network" for n in ("x_h", "u_r", "v_r")}
     tables = settings.model.kind == "tables"
     return Problem(
         settings=settings,
         world=world,
-        params=params,
-        curriculum=_curriculum(settings),
+        params=_power_params(settings, spec),
+        curriculum=Curriculum(**used, **plan),
         model=table_model(world) if tables else network_model(world, settings.model),
+        codec=make_codec(world),
+        records=make_records(world) if stored else None,
         capacity=_capacity(settings, world),
-        target_interval=settings.loss.target_interval or (1 if tables else 20),
-        stored=stored,
+        target_interval=loss.target_interval or (1 if tables else 20),
         held_out=spec.world.held_out,
-        target_rate=0.0 if tables else settings.loss.target_rate,
+        target_rate=0.0 if tables else loss.target_rate,
     )
+
+
+def _values(section: Any) -> dict[str, Any]:
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
 
 
 def _check_world(settings: Settings, spec: EnvSpec) -> None:
@@ -108,78 +115,63 @@ def _check_world(settings: Settings, spec: EnvSpec) -> None:
 
     What other settings leave without effect is declared with them (`mbx.settings`).
     """
-    assert spec.world is not None
-    for section, name, why in _without_effect(settings, spec):
+    found: Any = spec.world
+    most, prior = found.world.max_successors, found.prior or "exact"  # "": custom humans
+    others = f"its humans are {prior!r}"
+    idle = [
+        (settings.loss.room > most, "loss.room", f"a joint action has at most {most} successors"),
+        (prior != "exact", "power.beta_h", f"{others}, and only exact ones are of eq. (2)"),
+        (prior != "exact", "power.optimistic", f"{others}, and only exact ones are of eq. (2)"),
+        (prior in ("uniform", "file"), "power.nu_h", f"{others}, which are taken as they are"),
+        (found.prior not in ("", "paths"), "humans.beta", f"{others}, not 'paths'"),
+        (
+            not spec.name.startswith("empo:multigrid/"),
+            "humans.max_states",
+            "it is for empo:multigrid/MAP",
+        ),
+    ]
+    for name, why in ((name, why) for without_effect, name, why in idle if without_effect):
+        section, _, field = name.partition(".")
         own = getattr(settings, section)
-        value, normal = getattr(own, name), getattr(type(own)(), name)
+        value, normal = getattr(own, field), getattr(type(own)(), field)
         if value != normal:
             raise ValueError(
-                f"{section}.{name}={value!r} has no effect with env.name={spec.name!r}: {why}; "
-                f"leave it {normal!r}"
+                f"{name}={value!r} has no effect with env.name={spec.name!r}: {why}; leave it "
+                f"{normal!r}"
             )
 
 
-def _without_effect(settings: Settings, spec: EnvSpec) -> Iterator[tuple[str, str, str]]:
-    """Section, name and reason of every setting that does nothing in this world."""
-    found: Any = spec.world
-    if settings.loss.room > (most := found.world.max_successors):
-        yield "loss", "room", f"a joint action has at most {most} successors there"
-    prior = found.prior or "exact"  # what custom humans read is unknown
-    if prior != "exact":
-        for name in ("beta_h", "optimistic"):
-            yield "power", name, f"its humans are {prior!r}, and only exact ones are of eq. (2)"
-    if prior in ("uniform", "file"):
-        yield "power", "nu_h", f"its humans are {prior!r}, which are taken as they are"
-    if found.prior and prior != "paths":
-        yield "humans", "beta", f"its humans are {prior!r}, not 'paths'"
-    if not spec.name.startswith("empo:multigrid/"):
-        yield "humans", "max_states", "it is for empo:multigrid/MAP"
-
-
-def _power_params(settings: Settings, found: NamedWorld, name: str) -> PowerParams:
+def _power_params(settings: Settings, spec: EnvSpec) -> PowerParams:
     """The world's own parameters, or those of the settings."""
-    values = {f.name: getattr(settings.power, f.name) for f in dataclasses.fields(settings.power)}
-    source = values.pop("source")
-    if found.params is None:
+    values, normal = _values(settings.power), _values(type(settings.power)())
+    source, params = values.pop("source"), spec.world.params  # type: ignore[union-attr]
+    if params is None:
         return PowerParams(**values)
-    normal = type(settings.power)()
     for field, value in values.items():
-        own = getattr(found.params, field)
+        own = getattr(params, field)
         if value != own and source == "config":
             raise ValueError(
-                f"config.power.{field}={value!r}, but {name} was made with {field}={own}: make the "
-                "environment with the same power.* (`mbx.empo.make`)"
+                f"config.power.{field}={value!r}, but {spec.name} was made with {field}={own}: "
+                "make the environment with the same power.* (`mbx.empo.make`)"
             )
-        if value != own and value != getattr(normal, field):
+        if value not in (own, normal[field]):
             raise ValueError(
-                f"config.power.{field}={value!r} has no effect: {name} brings parameters of its "
-                f"own ({field}={own}); set power.source=config to use those of the configuration "
-                "instead"
+                f"config.power.{field}={value!r} has no effect: {spec.name} brings parameters of "
+                f"its own ({field}={own}); set power.source=config to use those of the "
+                "configuration instead"
             )
-    return found.params
-
-
-def _curriculum(settings: Settings) -> Curriculum:
-    """The schedules for the networks that exist."""
-    own = settings.curriculum
-    values = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
-    values["steps"] = values["steps"] or round(settings.train.steps * settings.train.utd_ratio)
-    used = {f"use_{n}": getattr(settings.model, n) == "network" for n in ("x_h", "u_r", "v_r")}
-    return Curriculum(**used, **values)
+    return params
 
 
 def _capacity(settings: Settings, world: World) -> int | None:
     """Successors of a whole batch: `loss.room` a joint action; None where that is every slot."""
     loss = settings.loss
-    profiles = 1
-    if loss.human_expectation == "exact":
-        profiles = world.num_actions**world.num_humans
-    elif loss.human_expectation == "fresh":
-        profiles = loss.human_samples
     if not loss.room or loss.room >= world.max_successors:
         return None
-    pairs = loss.batch_size * profiles * world.num_actions**world.num_robots
-    return math.ceil(loss.room * pairs)
+    profiles = loss.human_samples if loss.human_expectation == "fresh" else 1
+    if loss.human_expectation == "exact":
+        profiles = world.num_actions**world.num_humans
+    return math.ceil(loss.room * loss.batch_size * profiles * world.num_actions**world.num_robots)
 
 
 def _make_update(problem: Problem) -> Update:
@@ -208,27 +200,37 @@ def _make_update(problem: Problem) -> Update:
         mask: Array,
         drop_key: Array | None,
     ) -> tuple[TrainState, Metrics]:
-        p = params_at(problem, train.step)
         room = problem.capacity and -(-problem.capacity // collectives.axis_size())
         targets, shares = empo_targets.make_targets(
-            problem.model,
-            problem.world,
-            train.frozen,
-            states,
-            human,
-            p,
-            mask,
-            capacity=room,
-            unique=loss.unique,
-            listed=listed,
-            use_v_r=power.curriculum.stage(problem.curriculum, train.step) >= RAMP_STAGE,
+            problem, train, states, human, mask, capacity=room, unique=loss.unique, listed=listed
         )
-        shares |= _progress(problem, p, targets, mask)
-        if tables:
-            return learn_tables(problem, train, states, targets, mask, shares)
-        return learn_networks(problem, train, states, targets, mask, shares, drop_key)
+        shares |= _progress(problem, problem.at(train.step), targets, mask)
+        learn = learn_tables if tables else learn_networks
+        return learn(problem, train, states, targets, mask, shares, drop_key)
 
     return update
+
+
+def _experience(
+    problem: Problem, obs: Array, key: Array
+) -> tuple[Any, empo_targets.Profiles, tuple[Any, Array] | None]:
+    """States of a batch, the human actions to average over, and successors where they are stored.
+
+    obs: `[2, B, W]`, of the states and of the rows that follow them.
+    """
+    world, loss, listed = problem.world, problem.settings.loss, None
+    states, goals, _ = jax.vmap(problem.codec.unpack)(obs[0])
+    if problem.records is not None:
+        record = jax.vmap(problem.records.unpack)(obs[0][:, problem.codec.size :])
+        goals, actions = record.goals, record.actions
+        listed = jax.tree.map(lambda x: x[:, None], (record.states, record.prob))
+    elif loss.human_expectation == "exact":
+        return states, empo_targets.exact_profiles(world, states), None
+    elif loss.human_expectation == "fresh":
+        return states, empo_targets.fresh_profiles(world, states, key, loss.human_samples), None
+    else:
+        actions = jax.vmap(problem.codec.unpack)(obs[1])[2]  # at `states`, seen with the next row
+    return states, empo_targets.drawn_profiles(world, goals[:, None], actions[:, None]), listed
 
 
 def _advance(problem: Problem, train: TrainState) -> TrainState:
@@ -245,7 +247,7 @@ def _advance(problem: Problem, train: TrainState) -> TrainState:
 def _stage(problem: Problem, step: Array) -> Metrics:
     """Where the curriculum stands."""
     return {
-        "beta_r": params_at(problem, step).beta_r,
+        "beta_r": problem.at(step).beta_r,
         "epsilon": power.curriculum.epsilon(problem.curriculum, step),
         "stage": power.curriculum.stage(problem.curriculum, step).astype(jnp.float32),
     }
@@ -265,9 +267,8 @@ def _progress(
         weight = weight.astype(jnp.float32) * mask.reshape((-1,) + (1,) * (x.ndim - 1))
         return jnp.sum(x * weight) / jnp.maximum(collectives.psum(jnp.sum(weight)), 1e-9)
 
-    every = jnp.ones(mask.shape)
+    every, policy = jnp.ones(mask.shape), targets.policy
     u_r = power.intrinsic_reward(targets.x_h, p.xi, p.eta, reduce=p.reduce)
-    policy = targets.policy
     metrics = {
         "q_r": mean(targets.q_r, targets.known),
         "v_h_e": mean(targets.v_h_e, targets.coverage),
@@ -289,33 +290,3 @@ def _check_metrics(settings: Settings, metrics: Mapping[str, float]) -> None:
             f"do not fit, more than {MAX_LOST:.1%}; give room to more successors per joint action, "
             "or 0: to all that there can be"
         )
-
-
-def _example_row(problem: Problem) -> dict[str, Any]:
-    stored = make_records(problem.world).size if problem.stored else 0
-    size = make_codec(problem.world).size + stored
-    return replay.example_row((size,), problem.num_robot_actions, jnp.int32)
-
-
-def _experience(
-    problem: Problem, obs: Array, key: Array
-) -> tuple[Any, empo_targets.Profiles, tuple[Any, Array] | None]:
-    """States of a batch, the human actions to average over, and successors where they are stored.
-
-    obs: `[2, B, W]`, of the states and of the rows that follow them.
-    """
-    world, loss = problem.world, problem.settings.loss
-    codec = make_codec(world)
-    states, goals, _ = jax.vmap(codec.unpack)(obs[0])
-    if problem.stored:
-        record = jax.vmap(make_records(world).unpack)(obs[0][:, codec.size :])
-        human = empo_targets.drawn_profiles(world, record.goals[:, None], record.actions[:, None])
-        listed = jax.tree.map(lambda x: x[:, None], (record.states, record.prob))
-        return states, human, listed
-    if loss.human_expectation == "exact":
-        return states, empo_targets.exact_profiles(world, states), None
-    if loss.human_expectation == "fresh":
-        return states, empo_targets.fresh_profiles(world, states, key, loss.human_samples), None
-    actions = jax.vmap(codec.unpack)(obs[1])[2]  # taken at `states`, seen with the next row
-    human = empo_targets.drawn_profiles(world, goals[:, None], actions[:, None])
-    return states, human, None

@@ -40,15 +40,14 @@ def make_diagnostics(
     problem: Problem, episodes: int, length: int
 ) -> Callable[[TrainState, Any, Array], Diagnostics]:
     """The diagnostics of EMPO's agent: `episodes` of each robot, of at most `length` steps."""
-    world, gamma = problem.world, float(problem.params.gamma_h)
+    world, held_out, gamma = problem.world, problem.held_out, float(problem.params.gamma_h)
+    many = world.views is not None and world.views.walls is not None
     play = functools.partial(evaluation.play, length=length, gamma=gamma)
 
-    def played_in(world: World, train: TrainState, key: Array) -> evaluation.Episodes:
-        policies = (
-            evaluation.learned_policy(problem, train),
-            evaluation.random_policy(world),
-            evaluation.frozen_policy,
-        )
+    def beside_each(world: World, train: TrainState, key: Array) -> evaluation.Episodes:
+        """Episodes `[3, E, ...]` beside ROBOTS."""
+        learned = evaluation.learned_policy(problem, train)
+        policies = (learned, evaluation.random_policy(world), evaluation.frozen_policy)
 
         def beside(robot: Array) -> evaluation.Episodes:
             def policy(state: Any, key: Array) -> Array:
@@ -59,37 +58,28 @@ def make_diagnostics(
         # One robot after the other, so that only the one that plays is computed.
         return jax.lax.map(beside, jnp.arange(len(ROBOTS)))
 
-    many = world.views is not None and world.views.walls is not None
-
     @jax.jit
-    def play_all(train: TrainState, key: Array) -> tuple[Any, Any]:
-        played = played_in(world, train, key)
-        learned = jax.tree.map(lambda x: x[0], played)
-        shown = None if world.views is None or many else (learned, looks(problem, train, learned))
-        return (played.reached, played.value), shown
-
-    @jax.jit
-    def play_new(train: TrainState, key: Array) -> tuple[Array, Array]:
-        played = played_in(problem.held_out, train, key)
-        return played.reached, played.value
-
-    @jax.jit
-    def play_one(train: TrainState, key: Array) -> Any:
-        """On one map."""
-        some = world if problem.held_out is None else problem.held_out
-        one = some._replace(init=lambda key: some.example_state)
-        policy = evaluation.learned_policy(problem, train)
-        played = play(one, policy, key, episodes=min(episodes, ON_ONE_MAP))
-        return played, looks(problem, train, played)
+    def play_all(train: TrainState, key: Array) -> tuple[dict[str, tuple[Array, Array]], Any]:
+        """What is reached beside ROBOTS, by where, and episodes to be shown with their `looks`."""
+        played = {"": beside_each(world, train, key)}
+        if held_out is not None:
+            played["new_"] = beside_each(held_out, train, jax.random.fold_in(key, 1))
+        numbers = {where: (each.reached, each.value) for where, each in played.items()}
+        if world.views is None:
+            return numbers, None
+        shown = jax.tree.map(lambda x: x[0], played[""])
+        if many:  # on one map
+            some = world if held_out is None else held_out
+            one = some._replace(init=lambda key: some.example_state)
+            policy, few = evaluation.learned_policy(problem, train), min(episodes, ON_ONE_MAP)
+            shown = play(one, policy, jax.random.fold_in(key, 2), episodes=few)
+        return numbers, (shown, looks(problem, train, shown))
 
     def diagnose(train: TrainState, _: Any, key: Array) -> Diagnostics:
-        (reached, value), shown = jax.device_get(play_all(train, key))
-        metrics = _numbers("", reached, value)
-        if problem.held_out is not None:
-            new = jax.device_get(play_new(train, jax.random.fold_in(key, 1)))
-            metrics |= _numbers("new_", *new)
-        if many:
-            shown = jax.device_get(play_one(train, jax.random.fold_in(key, 2)))
+        numbers, shown = jax.device_get(play_all(train, key))
+        metrics = {}
+        for where, each in numbers.items():
+            metrics |= _numbers(where, *each)
         return Diagnostics(metrics, {} if shown is None else pictures(world, *shown))
 
     return diagnose
@@ -116,50 +106,33 @@ def pictures(
     world: World, played: evaluation.Episodes, looked: tuple[np.ndarray, np.ndarray]
 ) -> dict[str, bytes]:
     """The files by name, of episodes on one map and what `looks` says of their states."""
-    (values, policy), blocked = looked, _walls(world, played)
+    (values, policy), views = looked, world.views
+    blocked = views.blocked
+    if views.walls is not None:
+        blocked = np.asarray(views.walls(jax.tree.map(lambda x: x[0, 0], played.states)))
+    draw = functools.partial(draw_map, world=world, blocked=blocked)
+    titles = [
+        [*(f"human {h + 1}, goal {g + 1}" for g in range(world.num_goals)), f"$X_{h + 1}$"]
+        for h in range(world.num_humans)
+    ]
+    means = value_map(world, played, values)
     files = {
         "episode.gif": to_gif(_frames(world, played)),
-        "value_map.png": draw_map(
-            *value_map(world, played, values),
-            world,
-            titles=[
-                [*(f"human {h + 1}, goal {g + 1}" for g in range(world.num_goals)), f"$X_{h + 1}$"]
-                for h in range(world.num_humans)
-            ],
-            label="$V_h^e$, $X_h$",
-            blocked=blocked,
-        ),
+        "value_map.png": draw(*means, titles=titles, label="$V_h^e$, $X_h$"),
     }
-    if world.views.robots is not None:
-        files["robot_map.png"] = draw_map(
-            *robot_map(world, played, policy),
-            world,
-            titles=[
-                [f"robot {robot + 1}: {action}" for action in _actions(world)]
-                for robot in range(world.num_robots)
-            ],
-            label="share of actions",
-            blocked=blocked,
-        )
+    if views.robots is not None:
+        actions = views.actions or [f"action {number}" for number in range(world.num_actions)]
+        titles = [[f"robot {r + 1}: {a}" for a in actions] for r in range(world.num_robots)]
+        means = robot_map(world, played, policy)
+        files["robot_map.png"] = draw(*means, titles=titles, label="share of actions")
     return files
-
-
-def _walls(world: World, played: evaluation.Episodes) -> np.ndarray:
-    """`[rows, columns]` bool, of the map that the episodes are on."""
-    if world.views.walls is None:
-        return world.views.blocked
-    return np.asarray(world.views.walls(jax.tree.map(lambda x: x[0, 0], played.states)))
-
-
-def _actions(world: World) -> Sequence[str]:
-    return world.views.actions or [f"action {number}" for number in range(world.num_actions)]
 
 
 def _numbers(where: str, reached: np.ndarray, value: np.ndarray) -> dict[str, float]:
     """What humans reach beside each of ROBOTS, `[3, E, H]`, by name."""
     metrics = {}
-    for number, robot in enumerate(ROBOTS):
-        numbers = evaluation.summarise(reached[number], value[number])
+    for robot, *played in zip(ROBOTS, reached, value, strict=True):
+        numbers = evaluation.summarise(*played)
         metrics[f"reached_{where}{robot}"] = numbers["reached"]
         metrics[f"reached_{where}{robot}_error"] = numbers["reached_error"]
         metrics[f"all_reached_{where}{robot}"] = numbers["all_reached"]
@@ -214,19 +187,14 @@ def _by_cell(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Means `[K, V, rows, columns]` of values `[N, K, V]` by the cells `where` has K agents."""
     columns, rows = world.views.size
-    places = np.asarray(jax.jit(jax.vmap(where))(_joined(played.states)), np.int64)
     there = ~played.over.reshape(-1)
+    places = np.asarray(jax.jit(jax.vmap(where))(_joined(played.states)), np.int64)[there]
     agents, kinds = values.shape[1:]
-    total, count = np.zeros((agents, kinds, rows * columns)), np.zeros((agents, rows * columns))
-    for agent in range(agents):
-        cells = (places[:, agent, 1] * columns + places[:, agent, 0])[there]
-        count[agent] = np.bincount(cells, minlength=rows * columns)
-        for kind in range(kinds):
-            weights = values[there, agent, kind].astype(np.float64)
-            total[agent, kind] = np.bincount(cells, weights, rows * columns)
-    mean = total / np.maximum(count, 1)[:, None]
-    shape = (rows, columns)
-    return mean.reshape(agents, kinds, *shape), count.reshape(agents, *shape)
+    at = np.arange(agents), places[..., 1], places[..., 0]  # [n, K]
+    total, count = np.zeros((agents, rows, columns, kinds)), np.zeros((agents, rows, columns))
+    np.add.at(total, at, values[there])
+    np.add.at(count, at, 1)
+    return np.moveaxis(total / np.maximum(count, 1)[..., None], -1, 1), count
 
 
 def draw_map(

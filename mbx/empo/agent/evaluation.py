@@ -53,23 +53,23 @@ def exact_errors(
     states = jnp.asarray(states, jnp.int32)
     latents = model.trunk(train.params, model.encode(states))
     v = np.clip(np.asarray(model.v_h_e(train.params, latents)), 0.0, 1.0)
-    pi = np.asarray(policy_of(problem, train, states))
-    exact_v = np.moveaxis(np.asarray(solution.V_h_e)[:, :, states], -1, 0)
-    exact_pi = np.asarray(solution.pi_r)[states]
+    exact = np.moveaxis(np.asarray(solution.V_h_e)[:, :, states], -1, 0)
     achieved = np.asarray(jax.vmap(world.achieved)(states))
     present = np.broadcast_to(np.asarray(world.goal_weight) > 0, v.shape)
-    positive = present & ~achieved & (exact_v > 1e-3)
+    positive = exact > 1e-3
     groups = {
         "v_h_e": present,
         "v_h_e_achieved": present & achieved,
-        "v_h_e_positive": positive,
+        "v_h_e_positive": present & ~achieved & positive,
         "v_h_e_rest": present & ~achieved & ~positive,
     }
-    error = np.abs(v - exact_v)
+    error = np.abs(v - exact)
     result = {name: float(error[group].mean()) for name, group in groups.items() if group.any()}
-    result["pi_r"] = float(np.abs(pi - exact_pi).mean())
-    result["pi_r_tv"] = float(0.5 * np.abs(pi - exact_pi).sum(axis=-1).mean())
-    return result
+    error = np.abs(np.asarray(policy_of(problem, train, states)) - solution.pi_r[states])
+    return result | {
+        "pi_r": float(error.mean()),
+        "pi_r_tv": float(0.5 * error.sum(axis=-1).mean()),
+    }
 
 
 class Episodes(NamedTuple):
@@ -147,12 +147,9 @@ def goal_reaching(
 
 def summarise(reached: Array, value: Array) -> dict[str, float]:
     """The numbers of `goal_reaching` from `[E, H]` each."""
-    reached, value = np.asarray(reached, np.float64), np.asarray(value, np.float64)
-    each, root = (reached.mean(axis=1), value.mean(axis=1)), np.sqrt(len(reached))
-    return {
-        "reached": float(each[0].mean()),
-        "reached_error": float(each[0].std() / root),
-        "discounted": float(each[1].mean()),
-        "discounted_error": float(each[1].std() / root),
-        "all_reached": float(reached.min(axis=1).mean()),
-    }
+    numbers = {}
+    for name, x in (("reached", reached), ("discounted", value)):
+        each = np.asarray(x, np.float64).mean(axis=1)
+        numbers[name] = float(each.mean())
+        numbers[f"{name}_error"] = float(each.std() / np.sqrt(len(each)))
+    return numbers | {"all_reached": float(np.asarray(reached, np.float64).min(axis=1).mean())}

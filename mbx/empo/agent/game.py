@@ -7,6 +7,7 @@ session(game, keys, sys.stdout)    # by keys; `python -m experiments.play RUN`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TextIO
 
@@ -51,7 +52,7 @@ class Game:
         ValueError: for a world without text, a human or a goal that does not exist.
 
     Attributes:
-        state, goals `[H]`, steps, arrivals (of the player), over.
+        state, goals `[H]`, actions (the player's), steps, arrivals (of the player), over.
     """
 
     def __init__(
@@ -67,26 +68,20 @@ class Game:
             raise ValueError("this world cannot be shown as text: play on a map, multigrid/NAME")
         if not 0 <= human < world.num_humans:
             raise ValueError(f"human={human + 1}: the world has humans 1 to {world.num_humans}")
-        if goal is not None and not (
-            0 <= goal < world.num_goals and world.goal_weight[human, goal] > 0
-        ):
+        goals = np.asarray(world.goal_weight)[human] > 0
+        if goal is not None and not (0 <= goal < len(goals) and goals[goal]):
             raise ValueError(f"goal={goal + 1}: the world has goals 1 to {world.num_goals}")
-        self.world, self.human, self._views = world, human, world.views
-        self._robot = as_robot(robot)
+        self.world, self.human = world, human
+        self.actions = world.views.actions  # what the player can do
+        self._text, self._robot = world.views.text, as_robot(robot)
         self._move = jax.jit(self._moved)
         start_key, goal_key, self._key = jax.random.split(key, 3)
-        self.state = world.init(start_key)
-        self.goals = draw_goals(world, goal_key)
+        self.state, self.goals = world.init(start_key), draw_goals(world, goal_key)
         if goal is not None:
             self.goals = self.goals.at[human].set(goal)
         self._memory = self._robot.begin(self.goals)
         self.steps = self.arrivals = 0
         self.over = bool(world.terminal(self.state))
-
-    @property
-    def actions(self) -> tuple[str, ...]:
-        """What the player can do."""
-        return self._views.actions
 
     @property
     def goal(self) -> int:
@@ -96,14 +91,13 @@ class Game:
     @property
     def position(self) -> tuple[int, int]:
         """The player's cell, column and row from 0."""
-        x, y = np.asarray(self._views.positions(self.state))[self.human]
+        x, y = np.asarray(self.world.views.positions(self.state))[self.human]
         return int(x), int(y)
 
     def text(self) -> str:
         """The map as it is now, the player's goal marked where cells are empty."""
         shown = [self.goal if h == self.human else -1 for h in range(self.world.num_humans)]
-        assert self._views.text is not None
-        return self._views.text(self.state, shown)
+        return self._text(self.state, shown)
 
     def step(self, action: str) -> Turn:
         """One step of everybody, the player's as given.
@@ -117,27 +111,28 @@ class Game:
             raise ValueError("the world has ended: make another game")
         move_key, goal_key, self._key = jax.random.split(self._key, 3)
         number = jnp.int32(self.actions.index(action))
-        self.state, self._memory, humans, robots, reached, over = self._move(
+        self.state, self._memory, joint, there = self._move(
             self.state, self._memory, self.goals, number, move_key
         )
-        self.steps, self.over = self.steps + 1, bool(over)
-        arrived = bool(reached[self.human])
-        if bool(jnp.any(reached)):
-            self.arrivals += arrived
-            self.goals = jnp.where(reached, draw_goals(self.world, goal_key), self.goals)
+        self.steps, self.over = self.steps + 1, bool(self.world.terminal(self.state))
+        arrived = bool(there[self.human])
+        self.arrivals += arrived
+        if bool(jnp.any(there)):
+            self.goals = jnp.where(there, draw_goals(self.world, goal_key), self.goals)
             self._memory = self._robot.begin(self.goals)
-        names = [tuple(self.actions[int(a)] for a in each) for each in (humans, robots)]
-        return Turn(*names, reached=arrived)
+        names, humans = [self.actions[int(a)] for a in joint], self.world.num_humans
+        return Turn(tuple(names[:humans]), tuple(names[humans:]), arrived)
 
     def _moved(self, state: Any, memory: Any, goals: Array, action: Array, key: Array) -> tuple:
+        """The state that follows, the robots' memory, everybody's actions, whose goals hold."""
         world = self.world
         human_key, robot_key, chance_key = jax.random.split(key, 3)
         humans = draw_actions(world, state, goals, human_key).at[self.human].set(action)
         robots = robot_actions(world, self._robot.act(memory, state, robot_key))
-        after = draw_successor(world, state, jnp.concatenate([humans, robots]), chance_key)
+        joint = jnp.concatenate([humans, robots])
+        after = draw_successor(world, state, joint, chance_key)
         memory = self._robot.observe(memory, state, humans, after)
-        there = reached(world, after, goals)
-        return after, memory, humans, robots, there, world.terminal(after)
+        return after, memory, joint, reached(world, after, goals)
 
 
 KEYS = {
@@ -167,19 +162,19 @@ def session(
         out: where the map goes.
         values: state -> V_h^e `[H, G]`, the robots' estimate, shown for the player.
     """
+    say = functools.partial(print, file=out, flush=True)
 
     def show(line: str) -> None:
         column, row = game.position
-        print(
+        say(
             f"\n{game.text()}\nstep {game.steps}: you are at column {column + 1}, line {row + 1}, "
-            f"after goal {game.goal + 1} (=); {game.arrivals} reached",
-            file=out,
+            f"after goal {game.goal + 1} (=); {game.arrivals} reached"
         )
         if values is not None:
-            each = enumerate(values(game.state)[game.human])
-            numbers = ", ".join(f"{number + 1}: {v:.2f}" for number, v in each)
-            print(f"the robots reckon that you reach goal {numbers}", file=out)
-        print(line, file=out, flush=True)
+            each = enumerate(values(game.state)[game.human], 1)
+            numbers = ", ".join(f"{number}: {v:.2f}" for number, v in each)
+            say(f"the robots reckon that you reach goal {numbers}")
+        say(line)
 
     known = {key: action for key, action in KEYS.items() if action in game.actions}
     explained = ", ".join(f"{k if k != ' ' else 'space'} {a}" for k, a in known.items())
@@ -190,16 +185,13 @@ def session(
             break
         if key in known:
             turn = game.step(known[key])
-            others = [
-                f"human {number + 1}: {action}"
-                for number, action in enumerate(turn.humans)
-                if number != game.human
-            ]
-            others += [f"robot {number + 1}: {action}" for number, action in enumerate(turn.robots)]
+            others = [f"human {n}: {action}" for n, action in enumerate(turn.humans, 1)]
+            del others[game.human]
+            others += [f"robot {n}: {action}" for n, action in enumerate(turn.robots, 1)]
             show(", ".join(others) + ("; YOU ARE THERE" if turn.reached else ""))
         elif not key.isspace():
-            print(f"{key!r} is no key here: {explained}", file=out, flush=True)
+            say(f"{key!r} is no key here: {explained}")
         if game.over:
             break
     ending = "the world has ended" if game.over else "you left"
-    print(f"{ending} after {game.steps} steps, {game.arrivals} goals reached", file=out)
+    say(f"{ending} after {game.steps} steps, {game.arrivals} goals reached")

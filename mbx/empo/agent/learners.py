@@ -20,11 +20,9 @@ from mbx.types import Array, Metrics, Params
 def init_state(problem: Problem, key: Array) -> TrainState:
     """A fresh train state; tables count their visits where networks keep an optimiser's state."""
     params = problem.model.init(key)
-    if problem.settings.model.kind == "tables":
-        opt_state = {"v_h_e": jnp.zeros_like(params["v_h_e"]), "q_r": jnp.zeros_like(params["q_r"])}
-    else:
-        optimizer = _optimizer(problem)
-        opt_state = {name: optimizer.init(own) for name, own in params.items()}
+    tables = problem.settings.model.kind == "tables"
+    init = functools.partial(jax.tree.map, jnp.zeros_like) if tables else _optimizer(problem).init
+    opt_state = {name: init(own) for name, own in params.items()}
     copies = problem.target_interval > 1 or problem.target_rate > 0.0
     target = jax.tree.map(jnp.copy, params) if copies else None
     return TrainState(params, target, opt_state, jnp.int32(0))
@@ -83,38 +81,37 @@ def losses(
     drop_key: Array | None = None,
 ) -> Metrics:
     """Every network's loss: mean squared errors, of Q_r by `q_loss`."""
-    whole, world = problem.model, problem.world
+    whole, world, settings = problem.model, problem.world, problem.settings.loss
     model = whole.dropping(drop_key) if whole.dropping and drop_key is not None else whole
-    coverage = targets.coverage * mask[:, None, None]
-    known = targets.known & mask[:, None]
+    coverage, known = targets.coverage * mask[:, None, None], targets.known & mask[:, None]
     all_known = jnp.all(known, axis=1, keepdims=True)
     counted = (jnp.sum(coverage + 1e-9), jnp.sum(mask), jnp.sum(known), jnp.sum(all_known))
-    covered, rows, pairs, states = collectives.psum(tuple(x.astype(jnp.float32) for x in counted))
+    covered, *numbers = collectives.psum(tuple(x.astype(jnp.float32) for x in counted))
+    rows, pairs, states = (jnp.maximum(x, 1.0) for x in numbers)
     latents = model.trunk(params, codes)
     v = power.soft_clamp(model.v_h_e(params, latents), 0.0, 1.0)
-    v_loss = jnp.sum(coverage * jnp.square(v - targets.v_h_e)) / covered
     q = model.q_r(params, latents)
-    q_loss = jnp.sum(q_errors(problem.settings.loss.q_loss, q, targets.q_r) * known)
-    found = {"loss/v_h_e": v_loss, "loss/q_r": q_loss / jnp.maximum(pairs, 1.0)}
-    coef = problem.settings.loss.advantage_coef
-    if coef:
+    found = {
+        "loss/v_h_e": jnp.sum(coverage * jnp.square(v - targets.v_h_e)) / covered,
+        "loss/q_r": jnp.sum(q_errors(settings.q_loss, q, targets.q_r) * known) / pairs,
+    }
+    if settings.advantage_coef:
         error = jnp.square(log_advantage(q) - log_advantage(targets.q_r))
         error = jnp.sum(jnp.where(all_known, error, 0.0))
-        found["loss/advantage"] = coef * error / jnp.maximum(states * q.shape[1], 1.0)
+        found["loss/advantage"] = settings.advantage_coef * error / (states * q.shape[1])
     if model.x_h is not None:
         # Targets are of the whole network.
         v = v if model is whole else whole.v_h_e(params, latents)
         clean = jnp.clip(jax.lax.stop_gradient(v), 0.0, 1.0)
         want = power.aggregate_ability(clean, world.goal_weight[None], problem.params.zeta)
         x = power.soft_clamp(model.x_h(params, latents), power.ABILITY_FLOOR, 1.0)
-        error = jnp.square(x - want) * mask[:, None]
-        found["loss/x_h"] = jnp.sum(error) / (jnp.maximum(rows, 1.0) * x.shape[1])
-    mean = lambda error: jnp.sum(error * mask) / jnp.maximum(rows, 1.0)  # noqa: E731
+        found["loss/x_h"] = jnp.sum(jnp.square(x - want) * mask[:, None]) / (rows * x.shape[1])
     if model.y is not None:
-        found["loss/u_r"] = mean(jnp.square(model.y(params, latents) - targets.y))
+        error = jnp.square(model.y(params, latents) - targets.y)
+        found["loss/u_r"] = jnp.sum(error * mask) / rows
     if model.v_r is not None:
-        v_r = model.v_r(params, latents)
-        found["loss/v_r"] = mean(q_errors(problem.settings.loss.q_loss, v_r, targets.v_r))
+        error = q_errors(settings.q_loss, model.v_r(params, latents), targets.v_r)
+        found["loss/v_r"] = jnp.sum(error * mask) / rows
     return found
 
 
@@ -147,29 +144,33 @@ def learn_tables(
     targets: Targets,
     mask: Array,
     shares: Metrics | None = None,
+    drop_key: None = None,
 ) -> tuple[TrainState, Metrics]:
     """Move entries by their adaptive rates; a state met often in a batch moves once."""
-    settings = problem.settings.model
     index = jnp.where(mask, problem.model.encode(states), problem.world.num_states)  # else dropped
-    weights = {"v_h_e": targets.coverage, "q_r": targets.known.astype(jnp.float32)}
-    wanted = {"v_h_e": targets.v_h_e, "q_r": targets.q_r}
+    wanted = {
+        "v_h_e": (targets.v_h_e, targets.coverage),
+        "q_r": (targets.q_r, targets.known.astype(jnp.float32)),
+    }
     on = _active(problem, train.step)
     params, counts, metrics = {}, {}, {}
     # What is written depends, by nothing, on all that was read of the tables: so the compiler knows
     # that the reads come first and writes in place instead of copying whole tables.
     nothing = 0.0 * jnp.sum(targets.policy)
     for name, table in train.params.items():
+        target, there = wanted[name]
         before = train.opt_state[name][index]
-        weight = jnp.where(on[name], weights[name], 0.0) + 0.0 * before
+        weight = jnp.where(on[name], there, 0.0) + 0.0 * before
         counts[name] = train.opt_state[name].at[index].add(weight, mode="drop")
         times = counts[name][index]
-        rate = jnp.maximum(1.0 / jnp.maximum(times, 1.0), settings.table_min_rate)
+        least = problem.settings.model.table_min_rate
+        rate = jnp.maximum(1.0 / jnp.maximum(times, 1.0), least)
         share = rate * weight / jnp.maximum(times - before, 1e-9)
-        error = jnp.where(weights[name] > 0.0, wanted[name] - table[index], 0.0) + nothing
+        error = jnp.where(there > 0.0, target - table[index], 0.0) + nothing
         params[name] = table.at[index].add(share * error, mode="drop")
-        metrics[f"loss/{name}"] = jnp.sum(
-            jnp.where(mask.reshape((-1,) + (1,) * (error.ndim - 1)), jnp.square(error), 0.0)
-        ) / jnp.maximum(jnp.sum(mask) * error[0].size, 1)
+        rows = mask.reshape((-1,) + (1,) * (error.ndim - 1))
+        total = jnp.sum(jnp.where(rows, jnp.square(error), 0.0))
+        metrics[f"loss/{name}"] = total / jnp.maximum(jnp.sum(mask) * error[0].size, 1)
     return train.replace(params=params, opt_state=counts), metrics | (shares or {})
 
 

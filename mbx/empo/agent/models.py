@@ -9,7 +9,6 @@ have one row a state. Axes: N states, H humans, G goals, R joint robot actions.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -140,32 +139,34 @@ def _check_options(world: World, options: Options) -> None:
         raise ValueError(f"the world has {world.num_goals} goals a human: at most {MAX_GOALS}")
 
 
-@dataclasses.dataclass(frozen=True)
 class _Networks:
-    """The modules of `network_model`, and what each computes.
+    """The modules that the settings `model.*` describe, and what each computes.
 
     A network's latents are (features, V_h^e's encoding of them); with the encoder "identity" both
     are the features.
     """
 
-    world: World
-    options: Options
-    described: Array  # what a goal's network reads: whose it is, one-hot, and its features
-    body: Any
-    state: nn.Module
-    goal: nn.Module
-    advantage: nn.Module  # of Q_r where that is not dueling
-    # A network of its own, so that the jitter of the level does not reach the advantage.
-    level: nn.Module
-    ability: nn.Module
-    scalar: nn.Module
-    others: tuple[str, ...]  # of "x_h", "u_r", "v_r" those that are networks
-    drop_key: Array | None = None
+    def __init__(self, world: World, options: Options, drop_key: Array | None = None) -> None:
+        self.world, self.options, self.drop_key = world, options, drop_key
+        self.identity, self.dueling = options.encoder == "identity", options.q_head == "dueling"
+        hidden, humans, goals = options.hidden, world.num_humans, world.num_goals
+        self.body: Any = MLP([hidden], hidden, nn.tanh)
+        if options.encoder == "conv":
+            self.body = GridEncoder(world.channels, options.conv_width, hidden)
+        head: Any = MLP
+        if options.dropout:
+            head = functools.partial(DroppingMLP, dropout=options.dropout)
+        self.state, self.goal = head([hidden], hidden), MLP([hidden], hidden)
+        # What a goal's network reads: whose it is, one-hot, and its features.
+        whose = jnp.broadcast_to(jnp.eye(humans)[:, None], (humans, goals, humans))
+        self.described = jnp.concatenate([whose, world.goal_features], axis=-1)
+        self.advantage = head([hidden, hidden], world.num_actions**world.num_robots)
+        # A network of its own, so that the jitter of the level does not reach the advantage.
+        self.level = head([hidden, hidden], 1)
+        self.ability, self.scalar = head([hidden], humans), head([hidden], 1)
+        self.others = [n for n in ("x_h", "u_r", "v_r") if getattr(options, n) == "network"]
 
     def model(self) -> Model:
-        def dropping(key: Array) -> Model:
-            return dataclasses.replace(self, drop_key=key).model()
-
         return Model(
             self.init,
             jax.vmap(self.world.features),
@@ -175,67 +176,61 @@ class _Networks:
             self.x_h if "x_h" in self.others else None,
             self.y if "u_r" in self.others else None,
             self.v_r if "v_r" in self.others else None,
-            dropping if self.options.dropout > 0.0 else None,
+            self.dropping if self.options.dropout else None,
         )
 
-    def _head(self, number: int, head: nn.Module, params: Params, *inputs: Array) -> Array:
-        """A head's output; `number` is that of its key, where numbers are dropped."""
-        rngs = None
-        if self.drop_key is not None:
-            rngs = {"dropout": jax.random.fold_in(self.drop_key, number)}
-        return head.apply({"params": params}, *inputs, rngs=rngs)
+    def dropping(self, key: Array) -> Model:
+        return _Networks(self.world, self.options, key).model()
 
     def init(self, key: Array) -> Params:
         keys = jax.random.split(key, 5)
         features = jnp.zeros((1, *self.world.features(self.world.example_state).shape))
-        identity = self.options.encoder == "identity"
-        latent = features if identity else jnp.zeros((1, self.options.hidden))
-        inputs = (features,) if identity else (features, latent)
+        latent = features if self.identity else jnp.zeros((1, self.options.hidden))
+        read = (features,) if self.identity else (features, latent)
         params = {
             "v_h_e": {
-                "state": self.state.init(keys[0], latent)["params"],
-                "goal": self.goal.init(keys[1], self.described)["params"],
+                "state": _fresh(self.state, keys[0], latent),
+                "goal": _fresh(self.goal, keys[1], self.described),
             },
-            "q_r": self._init_q(keys[2], features, latent, inputs),
+            "q_r": self._init_q(keys[2], features, latent, read),
         }
-        if not identity:
-            params["v_h_e"]["encoder"] = self.body.init(keys[3], features)["params"]
+        if not self.identity:
+            params["v_h_e"]["encoder"] = _fresh(self.body, keys[3], features)
         for number, name in enumerate(name for name in self.others if name != "x_h"):
-            own_key = jax.random.fold_in(keys[4], 1 + number)
-            params[name] = self.scalar.init(own_key, *inputs)["params"]
+            params[name] = _fresh(self.scalar, jax.random.fold_in(keys[4], 1 + number), *read)
         if "x_h" in self.others:
-            params["x_h"] = self.ability.init(keys[4], *inputs)["params"]
+            params["x_h"] = _fresh(self.ability, keys[4], *read)
         return params
 
-    def _init_q(
-        self, key: Array, features: Array, latent: Array, inputs: tuple[Array, ...]
-    ) -> Params:
-        kind = self.options.q_encoder
-        read = inputs if kind == "shared" else (latent,)
-        params = self.advantage.init(key, *read)["params"]
-        if self.options.q_head == "dueling":
-            level = self.level.init(jax.random.fold_in(key, 1), *read)["params"]
-            params = {"advantage": params, "level": level}
+    def _init_q(self, key: Array, features: Array, latent: Array, read: tuple) -> Params:
+        kind, number = self.options.q_encoder, functools.partial(jax.random.fold_in, key)
+        read = read if kind == "shared" else (latent,)
+        params = _fresh(self.advantage, key, *read)
+        if self.dueling:
+            params = {"advantage": params, "level": _fresh(self.level, number(1), *read)}
         if kind == "shared":
             return params
-        encoded = self.body.init(jax.random.fold_in(key, 2), features)["params"]
-        params = {"heads": params, "encoder": encoded}
+        params = {"heads": params, "encoder": _fresh(self.body, number(2), features)}
         if kind == "split":
-            encoded = self.body.init(jax.random.fold_in(key, 3), features)["params"]
-            params["level_encoder"] = encoded
+            params["level_encoder"] = _fresh(self.body, number(3), features)
         return params
 
     def trunk(self, params: Params, features: Array) -> tuple[Array, Array]:
-        if self.options.encoder == "identity":
+        if self.identity:
             return features, features
         return features, self.body.apply({"params": params["v_h_e"]["encoder"]}, features)
+
+    def _head(self, number: int, head: nn.Module, params: Params, *read: Array) -> Array:
+        """A head's output; `number` is that of its key, where numbers are dropped."""
+        rngs = None
+        if self.drop_key is not None:
+            rngs = {"dropout": jax.random.fold_in(self.drop_key, number)}
+        return head.apply({"params": params}, *read, rngs=rngs)
 
     def _read(self, latents: tuple[Array, Array]) -> tuple[Array, ...]:
         """What heads other than V_h^e's see."""
         features, latent = latents
-        if self.options.encoder == "identity":
-            return (features,)
-        return features, jax.lax.stop_gradient(latent)
+        return (features,) if self.identity else (features, jax.lax.stop_gradient(latent))
 
     def v_h_e(self, params: Params, latents: tuple[Array, Array]) -> Array:
         own = params["v_h_e"]
@@ -244,20 +239,18 @@ class _Networks:
         return jnp.einsum("nf,hgf->nhg", state, goal)
 
     def q_r(self, params: Params, latents: tuple[Array, Array]) -> Array:
-        own, kind, head = params["q_r"], self.options.q_encoder, self.options.q_head
+        own, kind = params["q_r"], self.options.q_encoder
         read = of_level = self._read(latents)
         if kind != "shared":
             read = of_level = (self.body.apply({"params": own["encoder"]}, latents[0]),)
             if kind == "split":
                 of_level = (self.body.apply({"params": own["level_encoder"]}, latents[0]),)
             own = own["heads"]
-        if head == "dueling":
-            level = self._head(1, self.level, own["level"], *of_level)
-            advantage = self._head(2, self.advantage, own["advantage"], *read)
-            raw = jnp.concatenate([level, advantage], axis=-1)
-        else:
-            raw = self._head(2, self.advantage, own, *read)
-        return q_from_raw(raw, head)
+        if not self.dueling:
+            return q_from_raw(self._head(2, self.advantage, own, *read), self.options.q_head)
+        level = self._head(1, self.level, own["level"], *of_level)
+        advantage = self._head(2, self.advantage, own["advantage"], *read)
+        return q_from_raw(jnp.concatenate([level, advantage], axis=-1), "dueling")
 
     def x_h(self, params: Params, latents: tuple[Array, Array]) -> Array:
         return self._head(3, self.ability, params["x_h"], *self._read(latents))
@@ -267,12 +260,15 @@ class _Networks:
         return self._head(number, self.scalar, params[name], *self._read(latents))
 
     def y(self, params: Params, latents: tuple[Array, Array]) -> Array:
-        raw = self._scalar("u_r", params, latents)[:, 0]
-        return 1.0 + jnp.exp(jnp.minimum(raw, 30.0))
+        return 1.0 + jnp.exp(jnp.minimum(self._scalar("u_r", params, latents)[:, 0], 30.0))
 
     def v_r(self, params: Params, latents: tuple[Array, Array]) -> Array:
-        head = "exp" if self.options.q_head == "dueling" else self.options.q_head
+        head = "exp" if self.dueling else self.options.q_head
         return q_from_raw(self._scalar("v_r", params, latents), head)[:, 0]
+
+
+def _fresh(module: nn.Module, key: Array, *inputs: Array) -> Params:
+    return module.init(key, *inputs)["params"]
 
 
 def network_model(world: World, options: Options) -> Model:
@@ -281,27 +277,7 @@ def network_model(world: World, options: Options) -> Model:
     Raises ValueError for options that do not go together, and for more than MAX_GOALS goals.
     """
     _check_options(world, options)
-    hidden, dropout = options.hidden, options.dropout
-    body: Any = MLP([hidden], hidden, nn.tanh)
-    if options.encoder == "conv":
-        assert world.channels is not None
-        body = GridEncoder(world.channels, options.conv_width, hidden)
-    humans, goals = world.num_humans, world.num_goals
-    whose = jnp.broadcast_to(jnp.eye(humans)[:, None], (humans, goals, humans))
-    head: Any = functools.partial(DroppingMLP, dropout=dropout) if dropout else MLP
-    return _Networks(
-        world=world,
-        options=options,
-        described=jnp.concatenate([whose, world.goal_features], axis=-1),
-        body=body,
-        state=head([hidden], hidden),
-        goal=MLP([hidden], hidden),
-        advantage=head([hidden, hidden], world.num_actions**world.num_robots),
-        level=head([hidden, hidden], 1),
-        ability=head([hidden], world.num_humans),
-        scalar=head([hidden], 1),
-        others=tuple(n for n in ("x_h", "u_r", "v_r") if getattr(options, n) == "network"),
-    ).model()
+    return _Networks(world, options).model()
 
 
 def table_model(world: World) -> Model:

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 
 from mbx.empo.agent.acting import acting_policy
 from mbx.empo.agent.types import Problem, TrainState
-from mbx.empo.power import Assistance, Solution, solve_assistance
+from mbx.empo.power import Solution, solve_assistance
 from mbx.empo.power.named import NamedWorld
-from mbx.empo.power.worlds import World, goal_distribution, reached
+from mbx.empo.power.worlds import World, goal_distribution
 from mbx.types import Array
 
 ROBOTS = ("learned", "exact", "helper", "inferring", "random", "frozen")
@@ -71,17 +71,16 @@ def make_robot(
         raise ValueError(
             f"robot={name!r}: this world's states are not listed; choose learned, random or frozen"
         )
-    if name == "learned":
-        if problem is None or train is None:
-            raise ValueError("robot='learned': needs a run")
-        return as_robot(learned_policy(problem, train))
+    if name in ("helper", "inferring"):
+        return helping_robot(found, gamma, told=name == "helper")
     if name == "exact":
         exact = exact_policy(found.solution)
         return as_robot(lambda state, key: exact(found.world.index(state), key))
-    if name in ("helper", "inferring"):
-        make = helper_robot if name == "helper" else inferring_robot
-        return make(found, gamma)
-    return as_robot(random_policy(found.world) if name == "random" else frozen_policy)
+    if name != "learned":
+        return as_robot(random_policy(found.world) if name == "random" else frozen_policy)
+    if problem is None or train is None:
+        raise ValueError("robot='learned': needs a run")
+    return as_robot(learned_policy(problem, train))
 
 
 def learned_policy(problem: Problem, train: TrainState) -> Policy:
@@ -109,59 +108,33 @@ def frozen_policy(state: Any, key: Array) -> Array:
     return jnp.int32(0)
 
 
-def helper_robot(found: NamedWorld, gamma: float) -> Robot:
-    """Told what humans want, it lets them arrive as soon as they can: `mbx.empo.power.assistance`.
+def helping_robot(found: NamedWorld, gamma: float, *, told: bool) -> Robot:
+    """It lets humans arrive as soon as they can (`mbx.empo.power.assistance`).
 
-    Of actions that are equally good it takes the first, to stand still.
+    told: it knows what they want. Otherwise it holds a belief about each, by Bayes' rule from what
+    the human does, which starts at the goals' weights, and acts as if it would know for certain
+    after the next step (QMDP). Of actions that are equally good it takes the first, to stand still.
     """
-    world, best = found.world, _assistance(found, gamma)
-    bits = 1 << jnp.arange(world.num_humans)
-
-    def begin(goals: Array) -> tuple[Array, Array]:
-        which = jnp.argmax(jnp.all(best.goals == goals[None], axis=1))
-        return which, jnp.int32(0)
-
-    def act(memory: tuple[Array, Array], state: Any, key: Array) -> Array:
-        which, arrived = memory
-        return jnp.argmax(best.q[which, arrived, world.index(state)]).astype(jnp.int32)
-
-    def observe(memory: tuple, state: Any, humans: Array, following: Any) -> tuple:
-        which, arrived = memory
-        there = reached(world, following, best.goals[which])
-        return which, arrived | jnp.sum(there * bits).astype(jnp.int32)
-
-    return Robot(begin, act, observe)
-
-
-def inferring_robot(found: NamedWorld, gamma: float) -> Robot:
-    """It holds a belief about what each human wants, by Bayes' rule from what the human does.
-
-    It acts as if it would know for certain after the next step (QMDP): the expected value, by its
-    belief, of what is best for known goals. The belief starts at the goals' weights.
-    """
-    world, best = found.world, _assistance(found, gamma)
+    world, best = found.world, solve_assistance(found.table, found.solution.pi_h, gamma)
     humans = jnp.arange(world.num_humans)
-    bits = 1 << humans
 
     def begin(goals: Array) -> tuple[Array, Array]:
-        weights = goal_distribution(world)
+        weights = jax.nn.one_hot(goals, world.num_goals) if told else goal_distribution(world)
         return jnp.log(weights), jnp.zeros(weights.shape, bool)
 
     def act(memory: tuple[Array, Array], state: Any, key: Array) -> Array:
         belief, arrived = memory
         each = jax.nn.softmax(belief, axis=-1)[humans[None], best.goals]  # [C, H]
-        done = jnp.sum(arrived[humans[None], best.goals] * bits[None], axis=1)
+        done = jnp.sum(arrived[humans[None], best.goals] << humans[None], axis=1)
         worth = best.q[jnp.arange(len(best.goals)), done, world.index(state)]
-        return jnp.argmax(jnp.prod(each, axis=1) @ worth).astype(jnp.int32)
+        expected = jnp.sum(jnp.prod(each, axis=1)[:, None] * worth, axis=0)
+        return jnp.argmax(expected).astype(jnp.int32)
 
     def observe(memory: tuple, state: Any, actions: Array, following: Any) -> tuple:
         belief, arrived = memory
-        likely = world.human_policy(state)[humans, :, actions]  # [H, G]
-        belief = belief + jnp.log(jnp.maximum(likely, 1e-9))
+        if not told:
+            likely = world.human_policy(state)[humans, :, actions]  # [H, G]
+            belief = belief + jnp.log(jnp.maximum(likely, 1e-9))
         return belief, arrived | world.achieved(following)
 
     return Robot(begin, act, observe)
-
-
-def _assistance(found: NamedWorld, gamma: float) -> Assistance:
-    return solve_assistance(found.table, found.solution.pi_h, gamma)

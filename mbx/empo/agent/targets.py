@@ -17,12 +17,13 @@ import jax.numpy as jnp
 
 from mbx import successors
 from mbx.empo import power
-from mbx.empo.agent.models import Model
-from mbx.empo.power.equations import Number, PowerParams
+from mbx.empo.agent.types import Problem, TrainState
+from mbx.empo.power.codec import layout
+from mbx.empo.power.curriculum import RAMP_STAGE, stage
 from mbx.empo.power.worlds import World, goal_distribution, profiles
 from mbx.fast import collectives
 from mbx.successors import Successors
-from mbx.types import Array, Metrics, Params
+from mbx.types import Array, Metrics
 
 # How far the probabilities of a joint action's successors may be from 1 for rounding alone.
 MASS_TOLERANCE = 1e-3
@@ -128,36 +129,32 @@ def expand(
     robots = jnp.asarray(profiles(world.num_robots, world.num_actions), jnp.int32)
     batch, num = human_actions.shape[:2]
 
-    def of_profile(state: Any, humans: Array) -> tuple[Any, Array, Array]:
-        return jax.vmap(lambda r: world.successors(state, jnp.concatenate([humans, r])))(robots)
-
-    def of_state(state: Any, humans: Array) -> tuple[Any, Array, Array]:
-        return jax.vmap(lambda h: of_profile(state, h))(humans)
+    def of_joint(state: Any, humans: Array, own: Array) -> tuple[Any, Array, Array]:
+        return world.successors(state, jnp.concatenate([humans, own]))
 
     if listed is None:
-        following, prob, overflow = jax.vmap(of_state)(states, human_actions)  # [B, P, R, K, ...]
+        each = jax.vmap(jax.vmap(of_joint, (None, None, 0)), (None, 0, None))
+        following, prob, overflow = jax.vmap(each, (0, 0, None))(states, human_actions, robots)
     else:
         following, prob = listed
         overflow = jnp.zeros(prob.shape[:3], bool)
     pairs = (batch, num * len(robots))
     dense = jax.tree.map(lambda x: x.reshape(*pairs, *x.shape[3:]), following)
     prob = prob.reshape(*pairs, -1)
-    num_segments = pairs[0] * pairs[1]
     if capacity is None or capacity >= prob.size:
         flat = _every_slot(dense, prob)
     else:
         flat = successors.flatten(dense, prob, capacity)
-    mass = successors.segment_mass(flat.prob, flat.segment, num_segments).reshape(batch, -1)
-    lost = (jnp.abs(1.0 - mass) > MASS_TOLERANCE).reshape(batch, num, len(robots))
+    mass = successors.segment_mass(flat.prob, flat.segment, pairs[0] * pairs[1]).reshape(pairs)
+    missing = jnp.abs(1.0 - mass)
+    worst = jnp.max(jnp.where(mask[:, None], missing, 0.0))
     metrics = {
         "n_successors": flat.count.astype(jnp.float32),
         "fill": collectives.mean_share(flat.fill),
         "overflow": (flat.overflow + jnp.sum(overflow & mask[:, None, None])).astype(jnp.float32),
-        "mass_error": collectives.mean_share(
-            collectives.pmax(jnp.max(jnp.where(mask[:, None], jnp.abs(1.0 - mass), 0.0)))
-        ),
+        "mass_error": collectives.mean_share(collectives.pmax(worst)),
     }
-    return flat, lost, metrics
+    return flat, (missing > MASS_TOLERANCE).reshape(batch, num, len(robots)), metrics
 
 
 def _every_slot(states: Any, prob: Array) -> Successors:
@@ -171,86 +168,66 @@ def _every_slot(states: Any, prob: Array) -> Successors:
 
 
 def values(
-    model: Model,
-    world: World,
-    params: Params,
-    codes: Array,
-    p: PowerParams,
-    use_v_r: Array | bool = True,
-) -> tuple[Array, Array, Array]:
-    """V_r `[N]`, V_h^e clamped `[N, H, G]` and X_h `[N, H]` of states, by frozen parameters.
+    problem: Problem, train: TrainState, codes: Array, by_network: bool
+) -> tuple[Array, Array, Array, Array]:
+    """V_r `[N]`, V_h^e clamped `[N, H, G]`, X_h `[N, H]` and Q_r `[N, R]` by frozen parameters.
 
-    use_v_r: whether V_r is by its network, if it has one, or still by eq. (9).
+    X_h is at least X_FLOOR. by_network: V_r is by its network, if it has one that has begun to
+    learn; else it is by eq. (9), with U_r by its network, if it has one, or by eq. (8).
     """
+    model, params, p = problem.model, train.frozen, problem.at(train.step)
     with jax.named_scope("stage2_encode"):
         latents = model.trunk(params, codes)
     with jax.named_scope("stage3_forward"):
         v = jnp.clip(model.v_h_e(params, latents), 0.0, 1.0)
         q = model.q_r(params, latents)
-        x = _ability(model, world, params, latents, p.zeta)
-        v_r = _robot_value(model, params, latents, x, q, p)
-        if model.v_r is not None:
-            v_r = jnp.where(use_v_r, model.v_r(params, latents), v_r)
-    return v_r, v, x
-
-
-def _robot_value(
-    model: Model, params: Params, latents: Any, x: Array, q: Array, p: PowerParams
-) -> Array:
-    """V_r `[N]` by eq. (9); U_r by its network, if it has one, or by eq. (8)."""
-    if model.y is None:
-        reward = power.intrinsic_reward(x, p.xi, p.eta, reduce=p.reduce)
-    else:
-        reward = -(model.y(params, latents) ** p.eta)
-    return reward + jnp.sum(power.robot_policy(q, p.beta_r) * q, axis=-1)
-
-
-def _ability(model: Model, world: World, params: Params, latents: Any, zeta: Number) -> Array:
-    """X_h `[N, H]`, eq. (7), by its network or as the sum over goals; at least X_FLOOR."""
-    if model.x_h is None:
-        v = jnp.clip(model.v_h_e(params, latents), 0.0, 1.0)
-        x = power.aggregate_ability(v, world.goal_weight[None], zeta)
-    else:
-        x = jnp.clip(model.x_h(params, latents), 0.0, 1.0)
-    return jnp.maximum(x, X_FLOOR)
+        if model.x_h is None:
+            x = power.aggregate_ability(v, problem.world.goal_weight[None], p.zeta)
+        else:
+            x = jnp.clip(model.x_h(params, latents), 0.0, 1.0)
+        x = jnp.maximum(x, X_FLOOR)
+        if model.y is None:
+            reward = power.intrinsic_reward(x, p.xi, p.eta, reduce=p.reduce)
+        else:
+            reward = -(model.y(params, latents) ** p.eta)
+        v_r = reward + jnp.sum(power.robot_policy(q, p.beta_r) * q, axis=-1)
+        if by_network and model.v_r is not None:
+            learned = stage(problem.curriculum, train.step) >= RAMP_STAGE
+            v_r = jnp.where(learned, model.v_r(params, latents), v_r)
+    return v_r, v, x, q
 
 
 def make_targets(
-    model: Model,
-    world: World,
-    params: Params,
+    problem: Problem,
+    train: TrainState,
     states: Any,
     human: Profiles,
-    p: PowerParams,
     mask: Array,
     *,
     capacity: int | None = None,
     unique: int = 0,
     listed: tuple[Any, Array] | None = None,
-    use_v_r: Array | bool = True,
 ) -> tuple[Targets, Metrics]:
     """Eqs. (4) and (6) for a batch of states, from frozen parameters.
 
     Of a part of a batch (`mbx.fast.collectives`) the metrics are its shares.
 
     Args:
-        params: frozen parameters of the model.
+        train: its frozen parameters, at its step of the curriculum.
         states: `[B, ...]`.
         human: human actions to average over.
-        p: parameters in force at this step.
         mask: `[B]` bool, rows that exist.
         capacity, listed: see `expand`.
         unique: room for distinct successors, each evaluated once; 0: every successor is. Results
             do not depend on it.
-        use_v_r: see `values`.
 
     Returns:
         The targets, and metrics: those of `expand`, lost_targets (share of robot actions without a
         target because successors are missing), broken_targets (because a successor is not finite)
         and zero_ability (how often X_h was at the floor).
     """
-    batch, num = human.weight.shape
-    num_robot = world.num_actions**world.num_robots
+    model, world, p = problem.model, problem.world, problem.at(train.step)
+    shape = (*human.weight.shape, problem.num_robot_actions)
     with jax.named_scope("stage1_collect"):
         flat, lost, metrics = expand(world, states, human.actions, capacity, mask, listed)
         ended = jax.vmap(world.terminal)(flat.state)
@@ -258,7 +235,11 @@ def make_targets(
         codes = model.encode(flat.state)
 
     def evaluate(codes: Array) -> tuple[Array, Array, Array]:
-        return values(model, world, params, codes, p, use_v_r)
+        return values(problem, train, codes, by_network=True)[:3]
+
+    def expected(x: Array) -> Array:
+        total = successors.segment_expectation(x, flat.prob, flat.segment, lost.size)
+        return total.reshape(*shape, *x.shape[1:])
 
     if unique:
         keys = _keys(world, flat.state)
@@ -269,81 +250,49 @@ def make_targets(
     # Humans whose ability is at the floor: U_r there is a stand-in, not a number to rely on.
     powerless = (x <= X_FLOOR) & (flat.valid & ~ended)[:, None]
     metrics["zero_ability"] = jnp.sum(powerless).astype(jnp.float32)
-
-    shape = (batch, num, num_robot)
     with jax.named_scope("stage4_aggregate"):
-        v_r = jnp.where(ended, p.terminal_v_r, v_r)
-        expected = successors.segment_expectation(
-            v_r, flat.prob, flat.segment, batch * num * num_robot
-        ).reshape(shape)
-        q_target = p.gamma_r * jnp.einsum("bpr,bp->br", expected, human.weight)
+        following = expected(jnp.where(ended, p.terminal_v_r, v_r))
+        q_target = p.gamma_r * jnp.einsum("bpr,bp->br", following, human.weight)
     with jax.named_scope("stage5_v_h_e"):
-        latents = model.trunk(params, model.encode(states))
-        q_here = model.q_r(params, latents)
-        policy = power.robot_policy(q_here, p.beta_r)
-        here = _ability(model, world, params, latents, p.zeta)
-        wide = jnp.broadcast_to(ended[:, None, None], v.shape)
-        attained = power.attained(v, achieved, p.gamma_h, wide)
-        expected = successors.segment_expectation(
-            attained, flat.prob, flat.segment, batch * num * num_robot
-        ).reshape(*shape, *v.shape[1:])
-        total = jnp.einsum("bprhg,br,bhgp->bhg", expected, policy, human.entry)
+        v_r, _, x, q = values(problem, train, model.encode(states), by_network=False)
+        policy = power.robot_policy(q, p.beta_r)
+        over = jnp.broadcast_to(ended[:, None, None], v.shape)
+        following = expected(power.attained(v, achieved, p.gamma_h, over))
+        total = jnp.einsum("bprhg,br,bhgp->bhg", following, policy, human.entry)
         v_target = total / jnp.maximum(human.coverage, 1e-9)
     targets = Targets(
-        q_target, jnp.ones_like(q_target, bool), v_target, human.coverage, policy, here
+        *(q_target, jnp.ones_like(q_target, bool), v_target, human.coverage, policy, x),
+        y=None if model.y is None else power.human_aggregate(x, p.xi, reduce=p.reduce),
+        v_r=None if model.v_r is None else v_r,
     )
-    if model.y is not None:
-        whose = jnp.repeat(jnp.arange(batch), here.shape[1])
-        y, _ = successors.segment_reward(here.ravel(), whose, batch, p.xi, p.eta, p.reduce)
-        targets = targets._replace(y=y)
-    if model.v_r is not None:
-        v_r = _robot_value(model, params, latents, here, q_here, p)
-        targets = targets._replace(v_r=v_r)
-    targets, lost = _without_lost(targets, lost, human, mask)
-    targets, broken = _without_broken(targets, mask)
-    return targets, metrics | lost | broken
+    targets, shares = checked(targets, lost, human, mask)
+    return targets, metrics | shares
 
 
-def _without_lost(
-    targets: Targets, lost: Array, human: Profiles, mask: Array
-) -> tuple[Targets, Metrics]:
-    """No targets where successors are missing, `lost` `[B, P, R]`, and their share.
+def checked(targets: Targets, lost: Array, human: Profiles, mask: Array) -> tuple[Targets, Metrics]:
+    """The targets without those that lack a successor, `lost` `[B, P, R]`, or have no number.
 
-    They would count 0, better than anything there is.
+    Missing successors would count 0, better than anything there is. Returns also their shares of
+    the robot's actions in rows that exist.
     """
-    known = ~jnp.any(lost & (human.weight > 0.0)[:, :, None], axis=1)
-    gap = (human.entry > 0.0) & jnp.any(lost, axis=2)[:, None, None]
-    coverage = jnp.where(jnp.any(gap, axis=-1), 0.0, targets.coverage)
-    targets = targets._replace(known=targets.known & known, coverage=coverage)
-    return targets, {"lost_targets": _share(~known, mask)}
-
-
-def _without_broken(targets: Targets, mask: Array) -> tuple[Targets, Metrics]:
-    """No targets where the world had no number for a successor, and their share."""
+    missing = jnp.any(lost & (human.weight > 0.0)[:, :, None], axis=1)
+    gap = jnp.any((human.entry > 0.0) & jnp.any(lost, axis=2)[:, None, None], axis=-1)
     sound, whole = jnp.isfinite(targets.q_r), jnp.isfinite(targets.v_h_e)
+    rows = collectives.psum(jnp.sum(mask).astype(jnp.float32))
+
+    def share(which: Array) -> Array:
+        return jnp.sum(which & mask[:, None]) / jnp.maximum(rows * which.shape[1], 1.0)
+
     return targets._replace(
         q_r=jnp.where(sound, targets.q_r, -1.0),
-        known=targets.known & sound,
+        known=targets.known & sound & ~missing,
         v_h_e=jnp.where(whole, targets.v_h_e, 0.0),
-        coverage=jnp.where(whole, targets.coverage, 0.0),
-    ), {"broken_targets": _share(~sound, mask)}
-
-
-def _share(which: Array, mask: Array) -> Array:
-    """Of the robot's actions `[B, R]` in rows that exist."""
-    rows = collectives.psum(jnp.sum(mask).astype(jnp.float32))
-    return jnp.sum(which & mask[:, None]) / jnp.maximum(rows * which.shape[1], 1.0)
+        coverage=jnp.where(whole & ~gap, targets.coverage, 0.0),
+    ), {"lost_targets": share(missing), "broken_targets": share(~sound)}
 
 
 def _keys(world: World, states: Any) -> Array:
     """What tells successors apart: the state's number, or all its words."""
     if world.num_states is not None:
         return jax.vmap(world.index)(states)
-    leaves = [jnp.asarray(x) for x in jax.tree.leaves(states)]
-    words = [
-        jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
-        if jnp.issubdtype(x.dtype, jnp.floating)
-        else x.astype(jnp.int32)
-        for x in leaves
-    ]
-    return jnp.concatenate([w.reshape(w.shape[0], -1) for w in words], axis=1)
+    return jax.vmap(layout(world.example_state)[1])(states)

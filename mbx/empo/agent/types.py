@@ -9,7 +9,8 @@ import flax.struct
 
 from mbx.empo.agent.models import Model
 from mbx.empo.agent.settings import Settings
-from mbx.empo.power.curriculum import Curriculum
+from mbx.empo.power import curriculum
+from mbx.empo.power.codec import Codec, Records
 from mbx.empo.power.equations import PowerParams
 from mbx.empo.power.worlds import World
 from mbx.types import Array, Params, Record
@@ -38,11 +39,13 @@ class Problem:
     settings: Settings  # the run's
     world: World  # the world
     params: PowerParams  # of the equations, the world's own or those of `settings.power`
-    curriculum: Curriculum  # `settings.curriculum` for the networks that exist
+    curriculum: curriculum.Curriculum  # `settings.curriculum` for the networks that exist
     model: Model  # networks or tables
+    codec: Codec  # observations
+    # the successors that observations end with in environment `empo:NAME@stored`, else None
+    records: Records | None
     capacity: int | None  # successors of a batch for which there is room; None: every slot
     target_interval: int  # updates between hard copies of the parameters
-    stored: bool  # observations hold the successors (environment `empo:NAME@stored`)
     # the world begun on maps that nobody trains on, where there are such
     held_out: World | None = None
     # share of the way that the copy goes with every update instead; 0: none
@@ -52,3 +55,12 @@ class Problem:
     def num_robot_actions(self) -> int:
         """Joint robot actions R."""
         return self.world.num_actions**self.world.num_robots
+
+    def at(self, step: Array) -> PowerParams:
+        """The parameters in force at a learner's step: discounts and beta_r may still rise."""
+        plan, p = self.curriculum, self.params
+        return p._replace(
+            gamma_h=curriculum.gamma_h(plan, step, p.gamma_h),
+            gamma_r=curriculum.gamma_r(plan, step, p.gamma_r),
+            beta_r=curriculum.beta_r(plan, step, p.beta_r),
+        )

@@ -55,33 +55,19 @@ def make_codec(world: World) -> Codec:
     """The observation layout of a world, one int32 for every element of the state.
     Raises ValueError for elements of more than 32 bits and for typed random keys.
     """
-    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, world.example_state))
-    for leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.number) and leaf.dtype != bool:
-            raise ValueError(f"example_state has an element of type {leaf.dtype}: only numbers")
-        if leaf.dtype.itemsize > 4:
-            raise ValueError(f"example_state has an element of type {leaf.dtype}: at most 32 bits")
-    bounds = np.cumsum([leaf.size for leaf in leaves] + [world.num_humans] * 2)
-
-    def pack(state: Any, goals: Array, actions: Array) -> Array:
-        return jnp.concatenate([_encode(x) for x in (*jax.tree.leaves(state), goals, actions)])
-
-    def unpack(obs: Array) -> tuple[Any, Array, Array]:
-        *words, goals, actions, _ = jnp.split(obs, bounds)
-        state = [_decode(w, like) for w, like in zip(words, leaves, strict=True)]
-        return jax.tree.unflatten(structure, state), goals, actions
-
-    return Codec(int(bounds[-1]), pack, unpack)
+    nobody = jnp.zeros(world.num_humans, jnp.int32)
+    size, pack, unpack = layout((world.example_state, nobody, nobody))
+    return Codec(size, lambda *observed: pack(observed), unpack)
 
 
 def make_records(world: World) -> Records:
     """The layout of stored successors: each slot its state's words and its probability's bits."""
     robots = jnp.asarray(profiles(world.num_robots, world.num_actions), jnp.int32)
-    codec, humans = make_codec(world), world.num_humans
-    state_words = codec.size - 2 * humans
     slots = (len(robots), world.max_successors)
-    nothing = jnp.zeros(humans, jnp.int32)
-
+    words, pack_state, unpack_state = layout(world.example_state)
+    pack_states, unpack_states = (jax.vmap(jax.vmap(f)) for f in (pack_state, unpack_state))
+    nobody, listed = jnp.zeros(world.num_humans, jnp.int32), jnp.zeros((*slots, words), jnp.int32)
+    size, pack, unpack = layout(Record(nobody, nobody, listed, jnp.zeros(slots, jnp.float32)))
     known = world._replace(epsilon=0.0)  # what is learned from is the prior
 
     def draw(state: Any, key: Array) -> Record:
@@ -93,34 +79,44 @@ def make_records(world: World) -> Records:
         )(robots)
         return Record(goals, actions, following, prob)
 
-    def pack(record: Record) -> Array:
-        words = jax.vmap(jax.vmap(lambda s: codec.pack(s, nothing, nothing)[:state_words]))
-        parts = (record.goals, record.actions, words(record.states), record.prob)
-        return jnp.concatenate([_encode(x) for x in parts])
+    def packed(record: Record) -> Array:
+        return pack(record._replace(states=pack_states(record.states)))
 
-    def unpack(words: Array) -> Record:
-        bounds = np.cumsum([humans, humans, slots[0] * slots[1] * state_words])
-        goals, actions, states, prob = jnp.split(words, bounds)
-        states = states.reshape(*slots, state_words)
-        padded = jnp.pad(states, ((0, 0), (0, 0), (0, 2 * humans)))
-        decoded = jax.vmap(jax.vmap(lambda w: codec.unpack(w)[0]))(padded)
-        return Record(goals, actions, decoded, _decode(prob, jnp.zeros(slots, jnp.float32)))
+    def unpacked(words: Array) -> Record:
+        record = unpack(words)
+        return record._replace(states=unpack_states(record.states))
 
-    size = 2 * humans + slots[0] * slots[1] * (state_words + 1)
-    return Records(size, draw, pack, unpack)
+    return Records(size, draw, packed, unpacked)
+
+
+def layout(example: Any) -> tuple[int, Callable[[Any], Array], Callable[[Array], Any]]:
+    """Words of a tree of arrays like `example`, and the functions that pack and unpack them."""
+    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, example))
+    for leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.number) and leaf.dtype != bool:
+            raise ValueError(f"example_state has an element of type {leaf.dtype}: only numbers")
+        if leaf.dtype.itemsize > 4:
+            raise ValueError(f"example_state has an element of type {leaf.dtype}: at most 32 bits")
+    bounds = np.cumsum([leaf.size for leaf in leaves])
+
+    def pack(tree: Any) -> Array:
+        return jnp.concatenate([_encode(x) for x in jax.tree.leaves(tree)])
+
+    def unpack(words: Array) -> Any:
+        parts = jnp.split(words, bounds)  # the last one: further words
+        return structure.unflatten([_decode(w, x) for w, x in zip(parts, leaves, strict=False)])
+
+    return int(bounds[-1]), pack, unpack
 
 
 def _encode(leaf: Array) -> Array:
     flat = jnp.asarray(leaf).reshape(-1)
     if jnp.issubdtype(flat.dtype, jnp.floating):
-        flat = flat.astype(jnp.float32)
-    if flat.dtype in (jnp.uint32, jnp.float32):
-        return jax.lax.bitcast_convert_type(flat, jnp.int32)
-    return flat.astype(jnp.int32)
+        return jax.lax.bitcast_convert_type(flat.astype(jnp.float32), jnp.int32)
+    return flat.astype(jnp.int32)  # unsigned numbers, too, keep their bits
 
 
 def _decode(words: Array, like: Array) -> Array:
-    floating = jnp.issubdtype(like.dtype, jnp.floating)
-    if floating or like.dtype == jnp.uint32:
-        words = jax.lax.bitcast_convert_type(words, jnp.float32 if floating else jnp.uint32)
+    if jnp.issubdtype(like.dtype, jnp.floating):
+        words = jax.lax.bitcast_convert_type(words, jnp.float32)
     return words.astype(like.dtype).reshape(like.shape)

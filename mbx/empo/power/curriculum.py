@@ -75,17 +75,14 @@ class Curriculum:
 
 def stage(c: Curriculum, step: Array) -> Array:
     """Stage 0..6 at a step."""
-    step = jnp.asarray(step)
-    ends = jnp.asarray(c.ends).reshape((-1,) + (1,) * step.ndim)
-    return jnp.sum(step[None] >= ends, axis=0).astype(jnp.int32)
+    begun = [jnp.asarray(step) >= end for end in c.ends]
+    return jnp.sum(jnp.stack(begun), axis=0).astype(jnp.int32)
 
 
 def active(c: Curriculum, step: Array) -> Array:
     """`[..., 5]` bool: which of NETWORKS are trained."""
-    now = stage(c, step)[..., None]
-    first = jnp.arange(len(NETWORKS)).reshape((1,) * (now.ndim - 1) + (-1,))
-    exists = jnp.asarray([True, c.use_x_h, c.use_u_r, True, c.use_v_r]).reshape(first.shape)
-    return (now >= first) & exists
+    now, exists = stage(c, step), (True, c.use_x_h, c.use_u_r, True, c.use_v_r)
+    return jnp.stack([(now >= first) & one for first, one in enumerate(exists)], axis=-1)
 
 
 def beta_r(c: Curriculum, step: Array, nominal: Array | float) -> Array:

@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mbx.successors import dense_expectation
-
 Number: TypeAlias = Array | float
 
 # Abilities are not let below this before they are raised to -xi; how often that happens is counted.
@@ -132,21 +130,6 @@ def intrinsic_reward(
     return -(human_aggregate(x_h, xi, mask, reduce) ** eta)
 
 
-def q_r_target(
-    v_r: Array,
-    prob: Array,
-    gamma_r: Number,
-    terminal: Array | None = None,
-    terminal_v_r: Number = -1e-10,
-) -> Array:
-    """Eq. (4): gamma_r sum_k prob V_r(s'_k). `[..., K]` each -> `[...]`.
-    V_r of terminal successors is terminal_v_r. U_r is no part of it: it is in V_r.
-    """
-    if terminal is not None:
-        v_r = jnp.where(terminal, terminal_v_r, v_r)
-    return gamma_r * dense_expectation(v_r, prob)
-
-
 def attained(
     v_h_e: Array, achieved: Array, gamma_h: Number, terminal: Array | None = None
 ) -> Array:
@@ -156,24 +139,6 @@ def attained(
     if terminal is not None:
         v_h_e = jnp.where(terminal, 0.0, v_h_e)
     return jnp.where(achieved, 1.0, gamma_h * v_h_e)
-
-
-def v_h_e_target(
-    v_h_e: Array,
-    achieved: Array,
-    prob: Array,
-    policy: Array,
-    gamma_h: Number,
-    terminal: Array | None = None,
-) -> Array:
-    """Eq. (6): sum_a pi_r(a) sum_k prob [achieved or gamma_h V_h^e]. -> `[...]`.
-
-    Args:
-        v_h_e, achieved, prob, terminal: `[..., R, K]`.
-        policy: `[..., R]`.
-    """
-    value = dense_expectation(attained(v_h_e, achieved, gamma_h, terminal), prob)
-    return jnp.sum(policy * value, axis=-1)
 
 
 # Transforms of network outputs

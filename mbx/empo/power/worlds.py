@@ -164,22 +164,18 @@ def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
         return world.scatter
     num_agents = world.num_humans + world.num_robots
 
-    def step(key: Array, state: Any) -> Any:
-        action_key, chance_key = jax.random.split(key)
-        joint = jax.random.randint(action_key, (num_agents,), 0, world.num_actions, jnp.int32)
-        after = draw_successor(world, state, joint, chance_key)
-        over = world.terminal(after)
-        return jax.tree.map(lambda old, new: jnp.where(over, old, new), state, after)
-
     def start(key: Array) -> Any:
         begin_key, length_key, step_key = jax.random.split(key, 3)
+
+        def step(i: Array, state: Any) -> Any:
+            action_key, chance_key = jax.random.split(jax.random.fold_in(step_key, i))
+            joint = jax.random.randint(action_key, (num_agents,), 0, world.num_actions, jnp.int32)
+            after = draw_successor(world, state, joint, chance_key)
+            over = world.terminal(after)
+            return jax.tree.map(lambda old, new: jnp.where(over, old, new), state, after)
+
         length = jax.random.randint(length_key, (), 0, walk + 1)
-        return jax.lax.fori_loop(
-            0,
-            length,
-            lambda i, state: step(jax.random.fold_in(step_key, i), state),
-            world.init(begin_key),
-        )
+        return jax.lax.fori_loop(0, length, step, world.init(begin_key))
 
     return start
 
@@ -211,11 +207,9 @@ def check_world(world: TabularWorld) -> None:
             "together they must number the agents 0..n-1, each once"
         )
     num_joint, num_states = int(w.num_actions) ** len(agents), int(w.num_states)
-    for name, values, bound in (
-        ("succ_state", w.succ_state, num_states),
-        ("succ_next", w.succ_next, num_states),
-        ("succ_joint", w.succ_joint, num_joint),
-    ):
+    bounds = {"succ_state": num_states, "succ_next": num_states, "succ_joint": num_joint}
+    for name, bound in bounds.items():
+        values = getattr(w, name)
         if values.size and (values.min() < 0 or values.max() >= bound):
             raise ValueError(
                 f"{name} holds {values.min()}..{values.max()}: must lie in 0..{bound - 1}"
@@ -237,8 +231,7 @@ def check_world(world: TabularWorld) -> None:
             f"succ_prob sums to {mass[s, j]:.6g} at state {s}, joint action {j} ({wrong.sum()} such"
             " pairs): every non-terminal pair must sum to 1; list all its successors"
         )
-    totals = w.goal_weight.sum(axis=-1)
-    if np.any(w.goal_weight < 0) or np.any(totals <= 0):
+    if np.any(w.goal_weight < 0) or np.any(w.goal_weight.sum(axis=-1) <= 0):
         raise ValueError(f"goal_weight={w.goal_weight}: no negative weight, a positive sum a human")
 
 
@@ -260,20 +253,18 @@ def tabular_world(
     """
     check_world(world)
     num_states, num_actions = int(world.num_states), int(world.num_actions)
-    humans, robots = np.asarray(world.humans), np.asarray(world.robots)
-    num_goals = np.asarray(world.goal_weight).shape[1]
-    policy = policy_array(human_policy, world)
+    num_humans, num_goals = np.shape(world.goal_weight)
+    policy = jnp.asarray(policy_array(human_policy, world), jnp.float32)
+    policy = jnp.moveaxis(policy, 2, 0)
     following, probs = dense_successors(world)
+    following, probs = jnp.asarray(following), jnp.asarray(probs, jnp.float32)
     begin = _starts(world) if start is None else np.atleast_1d(np.asarray(start))
     begin = jnp.asarray(begin, jnp.int32)
     table = None if features is None else jnp.asarray(features, jnp.float32)
-    order = np.concatenate([humans, robots])
-    weight = jnp.asarray(num_actions**order, jnp.int32)
-    following, probs = jnp.asarray(following), jnp.asarray(probs, jnp.float32)
+    weight = num_actions ** np.concatenate([np.asarray(world.humans), np.asarray(world.robots)])
+    weight = jnp.asarray(weight, jnp.int32)
     terminal = jnp.asarray(world.terminal, bool)
     achieved = jnp.moveaxis(jnp.asarray(world.achieved, bool), -1, 0)
-    policy = jnp.moveaxis(jnp.asarray(policy, jnp.float32), 2, 0)
-    eye = jnp.eye(len(humans) * num_goals).reshape(len(humans), num_goals, -1)
 
     def successors(state: Array, joint: Array) -> tuple[Array, Array, Array]:
         j = jnp.sum(joint * weight, dtype=jnp.int32)
@@ -283,8 +274,8 @@ def tabular_world(
         return jax.nn.one_hot(state, num_states) if table is None else table[state]
 
     return World(
-        num_humans=len(humans),
-        num_robots=len(robots),
+        num_humans=num_humans,
+        num_robots=len(world.robots),
         num_actions=num_actions,
         num_goals=num_goals,
         max_successors=following.shape[-1],
@@ -297,7 +288,7 @@ def tabular_world(
         human_policy=lambda state: policy[state],
         features=encode,
         index=lambda state: state,
-        goal_features=eye,
+        goal_features=jnp.eye(num_humans * num_goals).reshape(num_humans, num_goals, -1),
         goal_weight=jnp.asarray(world.goal_weight, jnp.float32),
         views=views,
         states=jnp.arange(num_states, dtype=jnp.int32),
@@ -306,7 +297,7 @@ def tabular_world(
 
 def policy_array(human_policy: Any, world: TabularWorld) -> np.ndarray:
     """A policy `[H, G, S, A]` as given, of a `Solution`, or uniform; its shape is checked."""
-    shape = (*np.asarray(world.achieved).shape, int(world.num_actions))
+    shape = (*np.shape(world.achieved), int(world.num_actions))
     policy = getattr(human_policy, "pi_h", human_policy)
     policy = np.full(shape, 1.0 / shape[-1]) if policy is None else np.asarray(policy)
     if policy.shape != shape:
@@ -316,17 +307,16 @@ def policy_array(human_policy: Any, world: TabularWorld) -> np.ndarray:
 
 def dense_successors(world: TabularWorld) -> tuple[np.ndarray, np.ndarray]:
     """Successors and probabilities `[S, J, K]` of a listed world, padded with probability 0."""
-    num_agents = len(world.humans) + len(world.robots)
-    num_joint = int(world.num_actions) ** num_agents
+    num_joint = int(world.num_actions) ** (len(world.humans) + len(world.robots))
     pair = np.asarray(world.succ_state).astype(np.int64) * num_joint + np.asarray(world.succ_joint)
     order = np.argsort(pair, kind="stable")
     pair = pair[order]
     rank = np.arange(pair.size) - np.searchsorted(pair, pair)
-    capacity = int(rank.max(initial=0)) + 1
-    shape = (int(world.num_states), num_joint, capacity)
+    shape = (int(world.num_states), num_joint, int(rank.max(initial=0)) + 1)
     following, probs = np.zeros(shape, np.int32), np.zeros(shape)
-    following.reshape(-1)[pair * capacity + rank] = np.asarray(world.succ_next)[order]
-    probs.reshape(-1)[pair * capacity + rank] = np.asarray(world.succ_prob)[order]
+    where = (*np.divmod(pair, num_joint), rank)
+    following[where] = np.asarray(world.succ_next)[order]
+    probs[where] = np.asarray(world.succ_prob)[order]
     return following, probs
 
 
