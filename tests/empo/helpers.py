@@ -12,8 +12,8 @@ from jax.extend import core
 
 from mbx import envs, replay
 from mbx.empo import suite as empo_envs
+from mbx.empo.agent import TrainState, make_agent, resolve
 from mbx.empo.agent import evaluation as empo_evaluation
-from mbx.empo.agent import make_agent, resolve
 from mbx.empo.agent.settings import Settings
 from mbx.power import PowerParams, TabularWorld
 from mbx.settings import from_dict
@@ -134,6 +134,11 @@ def changed(before, after):
     """Whether any leaf differs."""
     pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
     return any(not np.array_equal(a, b) for a, b in pairs)
+
+
+def train_state(params, updates=0, target=None):
+    """A train state without an optimiser's."""
+    return TrainState(params, target, {}, jnp.int32(updates))
 
 
 def exact_tables(found):

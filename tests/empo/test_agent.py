@@ -11,9 +11,9 @@ import pytest
 
 from mbx import power
 from mbx.empo import suite as empo_envs
-from mbx.empo.agent import TrainState, learners, make_agent
 from mbx.empo.agent import agent as agent_module
 from mbx.empo.agent import evaluation as empo_evaluation
+from mbx.empo.agent import learners, make_agent
 from mbx.empo.agent import models as empo_models
 from mbx.empo.agent import targets as empo_targets
 from tests.empo.helpers import (
@@ -30,6 +30,7 @@ from tests.empo.helpers import (
     problem_of,
     settings_of,
     train,
+    train_state,
 )
 
 
@@ -43,8 +44,8 @@ def targets_of(found, states, tables=None, draws=0, **options):
             human = empo_targets.fresh_profiles(found.world, states, jax.random.key(0), draws)
         else:
             human = empo_targets.exact_profiles(found.world, states)
-        train, every = TrainState(tables, None, {}, jnp.int32(0)), jnp.ones(len(states), bool)
-        return human, *empo_targets.make_targets(problem, train, states, human, every, **options)
+        given = (problem, train_state(tables), states, human, jnp.ones(len(states), bool))
+        return human, *empo_targets.make_targets(*given, **options)
 
     return compute(exact_tables(found) if tables is None else tables, states)
 
@@ -240,21 +241,6 @@ def test_networks_learn_only_what_their_stage_trains(model, loss):
     assert not changed(before.target, after.target) and int(after.step) == 1
     assert all(np.isfinite(float(value)) for value in metrics.values()), metrics
     np.testing.assert_array_equal(action.sum(-1), 1.0)
-
-
-def test_after_warm_up_all_networks_learn_and_copies_are_hard():
-    found = load("dag_2h2r")
-    settings = settings_of(
-        model=dict(hidden=16, x_h="network", u_r="network", v_r="network", q_encoder="own"),
-        loss=dict(batch_size=4, target_interval=2),
-        # Learning rates fall from the first update: no warm-up, no share of the run before that.
-        curriculum=AT_ONCE | dict(x_h_steps=0, u_r_steps=0, v_r_steps=0, constant_fraction=0.0),
-    )
-    before, after, metrics, _ = one_update(settings, found)
-    for name in ("v_h_e", "q_r", "x_h", "u_r", "v_r"):
-        assert changed(before.params[name], after.params[name])
-    assert not changed(before.target, after.target)  # the second update is the one that copies
-    assert float(metrics["beta_r"]) == found.params.beta_r
 
 
 def test_a_table_moves_by_the_mean_of_a_state_s_targets_and_counts_visits():

@@ -11,20 +11,24 @@ import pytest
 
 from mbx import envs
 from mbx.empo import suite as empo_envs
-from mbx.empo.agent import TrainState, make_agent
+from mbx.empo.agent import make_agent
 from mbx.empo.agent.acting import acting_policy, policy_of, q_ahead
 from mbx.empo.agent.learners import init_state
 from mbx.empo.agent.robots import learned_policy
 from mbx.empo.power.codec import make_codec
 from mbx.empo.power.worlds import profiles
-from tests.empo.helpers import AT_ONCE, TABLES, exact_tables, load, problem_of, settings_of
+from tests.empo.helpers import (
+    AT_ONCE,
+    TABLES,
+    exact_tables,
+    load,
+    problem_of,
+    settings_of,
+    train_state,
+)
 
 NAME = "grid_rock_1h1r"
 SECTIONS = dict(model=TABLES, curriculum=AT_ONCE, eval=dict(review_episodes=0, lookahead=True))
-
-
-def train_state(tables, updates=0):
-    return TrainState(tables, None, {}, jnp.int32(updates))
 
 
 @pytest.fixture(scope="module")

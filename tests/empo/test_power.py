@@ -543,7 +543,8 @@ def test_worlds_are_the_same_in_64_bits():
     prior, key = solve(table, params).pi_h, jax.random.key(0)
     two = np.array([1, 0], np.int32)
 
-    def found():
+    @jax.jit
+    def drawn():
         world = power.tabular_world(table, prior)._replace(epsilon=0.5)
         codec, records, state = power.make_codec(world), power.make_records(world), jnp.int32(0)
         goals = power.draw_goals(world, key)
@@ -552,9 +553,10 @@ def test_worlds_are_the_same_in_64_bits():
         packed = codec.pack(state, two, two)
         record = records.pack(records.draw(state, key)._replace(goals=two, actions=two))
         sure = (packed, codec.unpack(packed), world.successors(state, jnp.asarray([*two, *two])))
-        drawn += (record, records.unpack(record))
-        best = power.solve_assistance(table, prior, 0.9).q
-        return jax.tree.leaves(drawn), jax.tree.leaves(sure), best
+        return jax.tree.leaves((*drawn, record, records.unpack(record))), jax.tree.leaves(sure)
+
+    def found():
+        return *drawn(), power.solve_assistance(table, prior, 0.9).q
 
     plain = found()
     with jax.enable_x64(True):

@@ -10,10 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx.empo.agent import TrainState, learners, models, targets
+from mbx.empo.agent import learners, models, targets
 from mbx.empo.power.worlds import dense_successors
 from mbx.networks import MLP
-from tests.empo.helpers import AT_ONCE, TABLES, exact_tables, load, problem_of, settings_of
+from tests.empo.helpers import (
+    AT_ONCE,
+    TABLES,
+    exact_tables,
+    load,
+    problem_of,
+    settings_of,
+    train_state,
+)
 
 NETWORKS = dict(hidden=8, u_r="network", v_r="network", q_encoder="own")
 
@@ -27,8 +35,8 @@ def targets_by(found, states, y, v_r):
     )
     problem = dataclasses.replace(problem, model=model)
     human = targets.exact_profiles(found.world, states)
-    train = TrainState(exact_tables(found), None, {}, jnp.int32(0))
-    given = (problem, train, states, human, jnp.ones(len(states), bool))
+    train, every = train_state(exact_tables(found)), jnp.ones(len(states), bool)
+    given = (problem, train, states, human, every)
     return jax.jit(lambda: targets.make_targets(*given)[0])()
 
 
@@ -98,8 +106,7 @@ def test_losses_and_heads_by_hand():
 
     @jax.jit
     def compute(params):
-        train = TrainState(params, None, {}, jnp.int32(0))
-        made, _ = targets.make_targets(problem, train, states, human, every)
+        made, _ = targets.make_targets(problem, train_state(params), states, human, every)
         made = made._replace(y=jnp.array([1.0, 2.0, 9.0]), v_r=jnp.array([-2.0, -4.0, -9.0]))
         return learners.losses(problem, params, codes, made, mask)
 

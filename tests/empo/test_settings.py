@@ -219,13 +219,6 @@ def test_the_configuration_builds_the_agent_and_names_its_mistakes():
     problem = resolve(settings, rock)  # a world with parameters of its own
     assert problem.params.beta_r == 10.0 and problem.params.eta == pytest.approx(1.1)
     assert problem.capacity == 1.5 * 32 * 4
-    # Room for all that a joint action can have there: every slot.
-    assert resolve(settings_of(loss=dict(room=2.0)), rock).capacity is None
-    assert resolve(settings_of(loss=dict(room=0.0)), rock).capacity is None
-    exact = settings_of(loss=dict(room=1.5))
-    assert resolve(exact, rock).capacity == 1.5 * 32 * 4 * 4
-    drawn = settings_of(loss=dict(room=1.5, human_expectation="fresh", human_samples=3))
-    assert resolve(drawn, rock).capacity == 1.5 * 32 * 3 * 4
     pendulum = envs.make("gymnax:Pendulum-v1", 1).spec
     with pytest.raises(ValueError, match="lists its successors"):
         build.build_agent(build.read(config), pendulum)

@@ -9,7 +9,6 @@ import pytest
 
 from mbx import envs, power, replay
 from mbx.empo import suite as empo_envs
-from mbx.empo.agent import TrainState
 from mbx.empo.agent import evaluation as empo_evaluation
 from tests.empo.helpers import (
     AT_ONCE,
@@ -22,6 +21,7 @@ from tests.empo.helpers import (
     problem_of,
     settings_of,
     train,
+    train_state,
 )
 
 
@@ -79,7 +79,7 @@ def test_humans_get_what_v_h_e_says_they_get():
     found = load("grid_rock_1h1r")
     exact = exact_tables(found)
     problem = problem_of(found, settings_of(model=TABLES, curriculum=AT_ONCE))
-    policy = empo_evaluation.learned_policy(problem, TrainState(exact, None, {}, jnp.int32(0)))
+    policy = empo_evaluation.learned_policy(problem, train_state(exact))
     result = empo_evaluation.goal_reaching(
         found.world,
         policy,

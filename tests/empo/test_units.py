@@ -16,10 +16,9 @@ from mbx.empo import suite
 from mbx.empo.agent import agent, diagnostics, evaluation, targets
 from mbx.empo.agent.game import Game
 from mbx.empo.agent.robots import Robot
-from mbx.empo.agent.types import TrainState
 from mbx.empo.power.codec import make_codec, make_records
 from mbx.empo.power.worlds import Views, World
-from tests.empo.helpers import TABLES, exact_tables, load, problem_of, settings_of
+from tests.empo.helpers import TABLES, exact_tables, load, problem_of, settings_of, train_state
 
 
 @pytest.mark.parametrize(
@@ -34,15 +33,15 @@ def test_copies_are_made_after_every_interval_of_updates():
     problem = SimpleNamespace(target_interval=3, target_rate=0.0)
     now, then = {"w": 1.0}, {"w": 2.0}
     for step, copied in ((0, False), (1, False), (2, True), (3, False), (5, True)):
-        train = agent._advance(problem, TrainState(now, then, {}, jnp.int32(step)))
+        train = agent._advance(problem, train_state(now, step, then))
         assert int(train.step) == step + 1 and train.params is now
         assert float(train.target["w"]) == (1.0 if copied else 2.0)
-    assert agent._advance(problem, TrainState(now, None, {}, jnp.int32(2))).target is None
+    assert agent._advance(problem, train_state(now, 2)).target is None
 
 
 def test_copies_follow_the_parameters_by_a_share_of_the_way():
     problem = SimpleNamespace(target_interval=3, target_rate=0.25)
-    train = TrainState({"w": 1.0}, {"w": 2.0}, {}, jnp.int32(0))
+    train = train_state({"w": 1.0}, target={"w": 2.0})
     for wanted in (1.75, 1.5625, 1.421875):
         train = agent._advance(problem, train)
         assert float(train.target["w"]) == wanted and train.params == {"w": 1.0}
@@ -84,13 +83,6 @@ def test_numbers_of_episodes():
         "discounted_error": np.std([0.75, 0.125, 0.0, 1.0]) / 2,
         "all_reached": 0.5,
     }
-
-
-def test_states_of_episodes_one_after_the_other():
-    x = np.arange(24).reshape(2, 3, 4)
-    joined = diagnostics._joined({"x": x, "n": x[..., 0]})
-    np.testing.assert_array_equal(joined["x"], x.reshape(6, 4))
-    np.testing.assert_array_equal(joined["n"], [0, 4, 8, 12, 16, 20])
 
 
 def corridor(length):
@@ -233,7 +225,7 @@ def test_what_each_robot_lets_humans_reach_is_told_beside_pictures_of_the_learne
     monkeypatch.setattr(diagnostics, "pictures", lambda *given: drawn.append(given) or {"x": b"y"})
     world, params = seen_world(), SimpleNamespace(gamma_h=0.5)
     problem = SimpleNamespace(world=world, params=params, held_out=None)
-    train = TrainState(jnp.int32(1), None, {}, jnp.int32(0))
+    train = train_state(jnp.int32(1))
     look = diagnostics.make_diagnostics(problem, 4, 2)
     found = look(train, None, jax.random.key(0))
     errors = {1: np.sqrt(3) / 8, 2: 0.25, 0: 0.0}
@@ -284,7 +276,7 @@ def test_pictures_of_many_maps_are_of_the_first_that_is_held_out(monkeypatch):
     for held_out, first in ((worlds[1], 7), (None, 5)):
         given = SimpleNamespace(world=worlds[0], params=SimpleNamespace(gamma_h=0.5))
         given.held_out = held_out
-        train = TrainState(jnp.int32(1), None, {}, jnp.int32(0))
+        train = train_state(jnp.int32(1))
         diagnostics.make_diagnostics(given, 100, 2)(train, None, jax.random.key(0))
         assert begun[-1][1] == diagnostics.ON_ONE_MAP
         world, played, looked = drawn.pop()
@@ -297,7 +289,7 @@ def test_what_is_drawn_of_states_is_what_was_learned_of_them():
     found = load("dag_2h2r")
     problem = problem_of(found, settings_of(model=TABLES, power=dict(zeta=2.0, source="config")))
     tables = exact_tables(found)
-    train = TrainState(tables, None, {}, jnp.int32(10**6))
+    train = train_state(tables, 10**6)
     states = np.array([[0, 3, 5], [2, 1, 0]])
     values, policy = jax.jit(functools.partial(diagnostics.looks, problem))(
         train, episodes_of(states, states < 0)
@@ -403,7 +395,7 @@ def test_an_evaluation_computes_only_the_robot_that_plays(monkeypatch):
     world = corridor(5)._replace(num_actions=2)
     params = SimpleNamespace(gamma_h=0.5)
     problem = SimpleNamespace(world=world, params=params, held_out=None)
-    train = TrainState(jnp.int32(1), None, {}, jnp.int32(0))
+    train = train_state(jnp.int32(1))
     found = diagnostics.make_diagnostics(problem, 4, 3)(train, None, jax.random.key(0))
     jax.effects_barrier()
     assert len(asked) == 4 * 3 and found.metrics["reached_learned"] > 0
