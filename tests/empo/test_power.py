@@ -100,13 +100,6 @@ def test_solve_in_float32_is_within_the_suggested_tolerance(name):
         np.testing.assert_allclose(solved(d, solution, key), d[key], rtol=1e-4)
 
 
-def test_an_unconverged_result_says_so():
-    _, world, params = golden("cyclic_1h2r_noterm")
-    with pytest.warns(RuntimeWarning, match="solve did not converge"):
-        solution = solve(world, params, max_iterations=5)
-    assert not bool(solution.converged) and float(solution.residual) > 1e-3
-
-
 def test_an_oscillating_world_is_damped_by_itself(double):
     # Two runs through the iteration with a map that plain steps never settle.
     from mbx.empo.power.solver import iterate
@@ -139,6 +132,7 @@ def test_policies_of_very_large_betas_are_numbers(beta):
     logs = -beta * (np.log(-q.astype(np.float64)) - np.log([[7.0], [3.0]]))
     expected = np.exp(logs) / np.exp(logs).sum(-1, keepdims=True)
     np.testing.assert_allclose(power.robot_policy(q, np.float32(beta)), expected, atol=1e-4)
+    assert np.all(np.isfinite(power.robot_policy(np.float32([[0.0, -1.0, -2e4]]), beta)))
     h = np.array([[0.7, 0.7, 0.7], [0.3, 0.3 - 2e-7, 0.3]], np.float32)
     logits = np.float64(np.float32(beta)) * (h.astype(np.float64) - h.max(-1, keepdims=True))
     expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -312,25 +306,8 @@ def test_the_habit_mixture_is_uniform_and_spares_achieved_goals(double):
     np.testing.assert_allclose(still.pi_h[0, 0, 0], [1.0, 0.0])
 
 
-def test_one_step_from_the_goal_the_robot_helps(double):
-    world = two_state(True)
-    solution = solve(world, PowerParams(beta_h=5.0, gamma_h=0.9, optimistic=True, beta_r=20.0))
-    pi = np.asarray(solution.pi_r[0])
-    assert pi[1] > 0.99  # ends the sum of negative rewards, and gives the human its goal
-
-
 # -------------------------------------------------------------------------------------------------
 # Properties
-
-
-def test_the_power_law_by_hand():
-    np.testing.assert_allclose(power.robot_policy(jnp.array([-1.0, -2.0]), 1.0), [2 / 3, 1 / 3])
-    q = jnp.array([-3.0, -0.5, -1e-6, -2e4])
-    np.testing.assert_allclose(power.robot_policy(q, 0.0), 0.25)
-    for beta in (1.0, 10.0, 1e3):
-        pi = np.asarray(power.robot_policy(q, beta))
-        assert np.all(np.isfinite(pi)) and np.argmax(pi) == 2
-    assert np.all(np.isfinite(power.robot_policy(jnp.array([0.0, -1.0]), 10.0)))
 
 
 @settings(max_examples=25, deadline=None)
@@ -350,11 +327,6 @@ def test_joint_indices_round_trip_and_factor():
     actions = power.profiles(3, 4)
     np.testing.assert_array_equal(power.joint_index(actions, 4), np.arange(64))
     np.testing.assert_array_equal(actions[1], [1, 0, 0])
-    factors = np.random.default_rng(0).dirichlet(np.ones(4), 3)
-    joint = np.prod(factors[np.arange(3), actions], axis=-1)
-    for robot in range(3):
-        marginal = np.bincount(actions[:, robot], joint)
-        np.testing.assert_allclose(marginal, factors[robot])
 
 
 def test_zero_ability_is_floored_with_finite_gradients():
@@ -371,19 +343,13 @@ def test_zero_ability_is_floored_with_finite_gradients():
     np.testing.assert_allclose(top, 1.1, rtol=1e-6)
 
 
-def test_mean_and_sum_over_humans_and_masked_ones():
-    x = jnp.array([0.5, 0.25])
-    np.testing.assert_allclose(power.intrinsic_reward(x, 1.0, 2.0), -9.0, rtol=1e-6)
-    np.testing.assert_allclose(power.intrinsic_reward(x, 1.0, 2.0, reduce="sum"), -36.0, rtol=1e-6)
-    twice = power.intrinsic_reward(jnp.concatenate([x, x]), 1.0, 2.0)
-    np.testing.assert_allclose(twice, -9.0, rtol=1e-6)
-    masked = jnp.array([0.5, 0.25, jnp.nan])
-    mask = jnp.array([True, True, False])
+def test_masked_humans_reach_no_gradient():
+    masked, mask = jnp.array([0.5, 0.25, jnp.nan]), jnp.array([True, True, False])
     u, slope = jax.value_and_grad(lambda x: power.intrinsic_reward(x, 1.0, 2.0, mask))(masked)
     np.testing.assert_allclose(u, -9.0, rtol=1e-6)
     assert np.all(np.isfinite(slope)) and slope[2] == 0
     with pytest.raises(ValueError, match="reduce='max'"):
-        power.intrinsic_reward(x, 1.0, 1.0, reduce="max")
+        power.intrinsic_reward(masked, 1.0, 1.0, reduce="max")
 
 
 def test_scaling_goal_weights_scales_rewards_and_leaves_the_robot_alone(double):
@@ -444,13 +410,6 @@ def test_impossible_parameters_are_refused(change):
         solve(two_state(False), PowerParams()._replace(**change))
     with pytest.raises(ValueError, match="max_iterations=0"):
         solve(two_state(False), PowerParams(), max_iterations=0)
-
-
-def test_goals_that_nothing_enters_are_reported():
-    d, world, _ = golden("grid_rock_1h1r")
-    expected = d["achieved"].sum(-1) == 0
-    solution = solve(world, PowerParams())
-    assert np.all(np.asarray(solution.unreachable)[expected])
 
 
 # -------------------------------------------------------------------------------------------------
