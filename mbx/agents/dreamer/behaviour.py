@@ -96,13 +96,9 @@ def imagined_losses(
         ema, all_targets, decay=own.return_decay, percentiles=own.return_percentiles
     )
     offset, scale = returns.return_ema_offset_scale(ema, 1.0 / own.return_limit)
-
-    def advantages(targets: Array, values: Array) -> Array:
-        return (targets - offset) / scale - (values - offset) / scale
-
     out = policy_out[:horizon]
-    entropy, advantage = policy.entropy(net, out), advantages(targets, values[:-1])
-    objective = advantage
+    entropy = policy.entropy(net, out)
+    advantage = objective = _advantages(targets, values[:-1], offset, scale)
     if own.gradient == "reinforce":
         objective = policy.log_prob(net, out, stop(imagined.actions[:-1])) * stop(advantage)
     main, regulariser = critic_terms(
@@ -120,18 +116,21 @@ def imagined_losses(
         "discount_mean": weights,
         "discount_min": jnp.min(all_weights),
         "adv_mean": advantage,
-        "adv_std": jnp.std(advantages(all_targets, all_values)),
+        "adv_std": jnp.std(_advantages(all_targets, all_values, offset, scale)),
         "target_critic_mean": slow_values,
         "target_critic_std": jnp.std(all_slow),
         "value_mean": values,
         "dream_reward": rewards[1:],
         "dream_continue": continues[1:],
     }
-    losses = {
-        "policy": -weights * (objective + own.entropy_coef * entropy),
-        "value": weights * (main + critic.regularizer * regulariser),
-    }
-    return Behaviour(losses, targets, ema, stop(jax.tree.map(collectives.mean_share, metrics)))
+    actor_loss = -weights * (objective + own.entropy_coef * entropy)
+    critic_loss = weights * (main + critic.regularizer * regulariser)
+    metrics = stop(jax.tree.map(collectives.mean_share, metrics))
+    return Behaviour({"policy": actor_loss, "value": critic_loss}, targets, ema, metrics)
+
+
+def _advantages(targets: Array, values: Array, offset: Array, scale: Array) -> Array:
+    return (targets - offset) / scale - (values - offset) / scale
 
 
 def critic_terms(
