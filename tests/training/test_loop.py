@@ -179,12 +179,6 @@ def test_evaluation_also_plays_as_in_training_where_that_is_asked_for(parts):
     assert "eval.exploring" in inactive(sampled)
 
 
-def test_random_evaluation_gives_whole_episodes():
-    result = evaluation.make_random(envs.make("toy:point", 4))(jax.random.key(0))
-    assert (result.lengths == 7).all() and (result.returns < 0).all()
-    assert set(result.summary()) >= {"return_mean", "return_std"}
-
-
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

@@ -697,20 +697,3 @@ def test_a_run_begins_at_zero_with_keys_of_their_own():
     assert start.replay.data["obs"].shape == (E, CAPACITY, 2)
     assert start.replay.targets.values.shape == (E, CAPACITY, KEEP)
     assert begun(PLAIN).replay.targets is None
-
-
-def test_a_first_state_is_traced_once_for_its_shapes_and_itself():
-    traces = []
-
-    def initial_state(key):
-        traces.append(1)
-        return state.init_state(PLAIN, ENVIRONMENT, key=key, capacity=CAPACITY)
-
-    parts = types.SimpleNamespace(
-        initial_state=initial_state, environment=ENVIRONMENT, partition=devices.ONE_DEVICE
-    )
-    shapes = jax.eval_shape(functools.partial(job.fresh_state, parts), jax.random.key(3))
-    made = job.fresh_state(parts, jax.random.key(3))
-    assert len(traces) == 1
-    assert jax.tree.map(lambda x: x.shape, made) == jax.tree.map(lambda x: x.shape, shapes)
-    np.testing.assert_array_equal(made.obs, begun(PLAIN).obs)
