@@ -78,9 +78,8 @@ def check(config: Config, workdir: str, log_dir: str) -> None:
     """
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise ValueError(f"workdir={workdir} is a file: choose another directory")
-    names = ("metrics.jsonl", "best")
+    names = ("metrics.jsonl", "best", "checkpoints")
     holds = [name for name in names if _holds(log_dir, name) or _holds(workdir, name)]
-    holds += ["checkpoints"] if _holds(workdir, "checkpoints") else []
     if not config["resume"]:
         if holds:
             raise ValueError(
