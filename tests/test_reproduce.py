@@ -258,6 +258,7 @@ def command(*arguments: str, **settings) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_fails_where_nothing_was_measured(tmp_path):
     done = command("--suite=smoke", "--norun", f"--out={tmp_path}")
     assert done.returncode == 1, done.stderr
