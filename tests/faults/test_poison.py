@@ -52,12 +52,20 @@ def differs(a: Any, b: Any) -> bool:
     return any(not np.array_equal(x, y, equal_nan=True) for x, y in leaves)
 
 
+def tdmpc(value_target: str) -> Any:
+    settings = build.read(tiny_config(loss=dict(value_target=value_target, batch_size=32)))
+    return build.build_agent(settings, make_environment(settings, 1, seed=0).spec)
+
+
+@pytest.fixture(scope="module")
+def train() -> Any:
+    """A train state of TD-MPC, whose shape no value target changes."""
+    return jax.jit(tdmpc("planner").init)(jax.random.key(0))
+
+
 @pytest.mark.parametrize("value_target", ["planner", "lambda"])
-def test_tdmpc_learns_nothing_from_a_fault(value_target):
-    config = build.read(tiny_config(loss=dict(value_target=value_target, batch_size=32)))
-    settings = build.read(config)
-    agent = build.build_agent(settings, make_environment(settings, 1, seed=0).spec)
-    train = jax.jit(agent.init)(jax.random.key(0))
+def test_tdmpc_learns_nothing_from_a_fault(value_target, train):
+    agent = tdmpc(value_target)
     update = jax.jit(lambda state: agent.update(train, state, jax.random.key(1))[::2])
     state = broken_replay(agent, 0)
     params = [update(s)[0].params for s in (state, poisoned(state), other_row(state))]
