@@ -25,20 +25,19 @@ def get_config() -> config_dict.ConfigDict:
     config.checkpoint.interval = 20_000
     config.replay.capacity = 100_000
     config.humans.epsilon = 0.01
-    config.power.update(beta_h=10.0, gamma_h=0.99, gamma_r=0.99, zeta=2.0, beta_r=10.0)
+    config.power.update(gamma_h=0.99, gamma_r=0.99, zeta=2.0, beta_r=10.0)
     config.model.update(hidden=256, q_head="softplus", x_h="network", dropout=0.5)
     config.loss.update(
         batch_size=64, q_loss="mse", human_expectation="rollout", target_interval=100
     )
     # The original's rate of V_h^e is 1e-3. Here V_h^e is a product of 256 pairs of features, which
     # with dropout overshoots at that rate, to where its clamp leaves no gradient.
-    config.optimizer.update(learning_rate_v=3e-4, learning_rate_q=1e-4, weight_decay=1e-4)
+    config.optimizer.update(learning_rate_v=3e-4, learning_rate_q=1e-4)
     config.curriculum.update(
         v_h_e_steps=10_000,
         x_h_steps=10_000,
         q_r_steps=10_000,
         ramp_steps=20_000,
-        epsilon_start=1.0,
         epsilon_end=0.01,
         epsilon_steps=10_000,
     )

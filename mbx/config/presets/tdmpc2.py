@@ -43,7 +43,6 @@ def get_config() -> config_dict.ConfigDict:
         batch_size=256,
         value_reduction="min",
         value_target="td",
-        policy_loss="svg",
         entropy_scale="none",
         termination="hard",
     )
