@@ -25,15 +25,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.empo.multigrid import packed
-from mbx.empo.multigrid.layout import BUTTONS, GROUPS, ITEMS, Layout
+from mbx.empo.multigrid.effects import CONTROL, DISABLE, HUMAN, KILL, PAUSE
+from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout
 from mbx.empo.multigrid.objects import COLORS
 from mbx.empo.multigrid.state import CARRIED, State, goal_cells
 from mbx.types import Array
 
 SLOTS = 4  # buttons of a kind
-GLOBAL, AGENT, INTERACTIVE = 4, 13, 96
-_KILL, _PAUSE, _CONTROL, _DISABLE = range(len(BUTTONS))
-_NUMBERS = {_KILL: 5, _PAUSE: 6, _DISABLE: 6, _CONTROL: 7}  # in the features' order
+_NUMBERS = {KILL: 5, PAUSE: 6, DISABLE: 6, CONTROL: 7}  # in the features' order
 
 
 def make_features(
@@ -92,9 +91,9 @@ def agent_features(layout: Layout, state: State) -> Array:
         kind = jnp.where(holds, (int(what) + 1) / len(ITEMS), kind)
         color = jnp.where(holds, (colors[item] + 1) / len(COLORS), color)
     paused = jnp.zeros(num, bool)
-    for button in np.flatnonzero(layout.button_kind == _PAUSE):
+    for button in np.flatnonzero(layout.button_kind == PAUSE):
         works = (state.buttons[button, 0] > 0) & (state.buttons[button, 1] > 0)
-        paused |= works & (human == (layout.button_target[button] == GROUPS.index("humans")))
+        paused |= works & (human == (layout.button_target[button] == HUMAN))
     features = (
         agents[:, 0] / (columns - 1),
         agents[:, 1] / (rows - 1),
@@ -120,17 +119,17 @@ def interactive_features(layout: Layout, state: State) -> Array:
             enabled, on, action, learner = state.buttons[button].astype(jnp.float32)
             target = int(layout.button_target[button])
             whom = {
-                _KILL: [target == 0],
-                _PAUSE: [target == 0, on],
-                _DISABLE: [1.0, (target + 1) / len(BUTTONS)],
-                _CONTROL: [
-                    target == 0,
+                KILL: [target == HUMAN],
+                PAUSE: [target == HUMAN, on],
+                DISABLE: [1.0, (target + 1) / len(BUTTONS)],
+                CONTROL: [
+                    target == HUMAN,
                     action / layout.num_actions,
                     learner / len(layout.agents),
                 ],
             }
             x, y = places[button, 0], places[button, 1]
-            trigger = int(layout.button_trigger[button]) == 0
+            trigger = int(layout.button_trigger[button]) == HUMAN
             numbers = [x / (columns - 1), y / (rows - 1), enabled, trigger, *whom[kind]]
             values = jnp.stack([jnp.asarray(value, jnp.float32) for value in numbers])
             slots = slots.at[slot].set(jnp.where(x > 0, values, 0.0))

@@ -35,8 +35,8 @@ from mbx.empo.multigrid.state import (
     to_scene,
     to_state,
 )
+from mbx.types import Array
 
-Array = jax.Array
 Scalars = tuple[Array, ...]
 
 MAX_OUTCOMES = 4096

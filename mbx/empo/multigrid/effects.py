@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -35,8 +34,8 @@ from mbx.empo.multigrid.state import (
     Scalars,
     Scene,
 )
+from mbx.types import Array
 
-Array = jax.Array
 KEY, BOX = ITEMS.index("key"), ITEMS.index("box")
 KILL, PAUSE, CONTROL, DISABLE = range(len(BUTTONS))
 HUMAN = 0  # number of the humans among objects.GROUPS

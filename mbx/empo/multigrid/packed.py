@@ -19,8 +19,7 @@ import numpy as np
 from mbx.empo.multigrid import objects
 from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout
 from mbx.empo.multigrid.state import State
-
-Array = jax.Array
+from mbx.types import Array
 
 
 class Fields(NamedTuple):

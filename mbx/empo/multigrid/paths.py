@@ -23,11 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.empo.multigrid import layout as maps
-from mbx.empo.multigrid.layout import DIRECTIONS, ITEMS, Layout
+from mbx.empo.multigrid.effects import BOX, KEY
+from mbx.empo.multigrid.layout import DIRECTIONS, Layout
 from mbx.empo.multigrid.state import CARRIED, INSIDE, State, goal_cells
 from mbx.types import Array
-
-_KEY, _BOX = ITEMS.index("key"), ITEMS.index("box")
 
 
 class Ways(NamedTuple):
@@ -53,7 +52,7 @@ def make_paths(layout: Layout, beta: float) -> Callable[[State], Array]:
 def make_lengths(layout: Layout) -> Callable[[State], tuple[Array, list[Ways]]]:
     """`lengths(state) -> ([H, G, C, D, Y, X], ways of each human)`: actions to each goal."""
     inside, most = goal_cells(layout), longest(layout)
-    num_hands = 1 + int((layout.item_kind == _KEY).sum())
+    num_hands = 1 + int((layout.item_kind == KEY).sum())
 
     def search(ways: Ways, goal: Array) -> Array:
         def sweep(v: Array) -> Array:
@@ -104,7 +103,7 @@ def _on(layout: Layout, places: Any, there: Any = True) -> Array:
 
 def _ways(layout: Layout, state: State, human: int) -> Ways:
     """What it takes a human to enter cells and to take keys, in a state."""
-    keys = np.flatnonzero(layout.item_kind == _KEY)
+    keys = np.flatnonzero(layout.item_kind == KEY)
     closed = layout.wall | layout.lava | _on(layout, layout.buttons)
     cost = jnp.where(closed, jnp.inf, 1.0) + _on(layout, layout.doors, state.doors == maps.CLOSED)
     locked, every = state.doors == maps.LOCKED, []
@@ -117,7 +116,7 @@ def _ways(layout: Layout, state: State, human: int) -> Ways:
     take = jnp.full((len(every), *layout.wall.shape), jnp.inf)
     for item in range(len(layout.items)):  # in the way until they are taken or opened
         here = _on(layout, state.items[item : item + 1], state.items[item, :1] >= 0)
-        full = 0.0 if layout.item_kind[item] == _BOX else 1.0  # hands that hold a key drop it first
+        full = 0.0 if layout.item_kind[item] == BOX else 1.0  # hands that hold a key drop it first
         extra = jnp.where(jnp.arange(len(every)) == 0, 1.0, 1.0 + full)
         own = np.flatnonzero(keys == item) + 1
         inside = np.flatnonzero(layout.item_box[keys] == item) + 1
@@ -167,7 +166,7 @@ def _ways_left(layout: Layout, state: State, human: int, v: Array, ways: Ways) -
     def facing(cells: Any) -> Array:
         return jnp.asarray(cells)[..., y + dy, x + dx]
 
-    keys = np.flatnonzero(layout.item_kind == _KEY)
+    keys = np.flatnonzero(layout.item_kind == KEY)
     held = (state.items[:, 0] == CARRIED) & (state.items[:, 1] == human)
     hand = jnp.sum(held[keys] * jnp.arange(1, 1 + len(keys), dtype=jnp.int32), dtype=jnp.int32)
     now, ahead, enter = v[:, hand, d, y, x], facing(v[:, hand, d]), facing(ways.enter[hand, d])
@@ -188,7 +187,7 @@ def _ways_left(layout: Layout, state: State, human: int, v: Array, ways: Ways) -
         opened = facing(_on(layout, layout.doors, state.doors == maps.OPEN))
         after.append(jnp.where(door & jnp.isfinite(enter), 1.0 + ahead, now + opened))
     if layout.num_actions > maps.PICK_UP:
-        is_box = facing(_on(layout, state.items, there & (layout.item_kind == _BOX)))
+        is_box = facing(_on(layout, state.items, there & (layout.item_kind == BOX)))
         takes = jnp.where(jnp.isfinite(facing(ways.take)), 0.0, most)  # [C]
         with_key = jnp.min(takes[:, None] + v[:, :, d, y, x].T, 0)
         cleared = jnp.where(thing & jnp.isfinite(enter), 1.0 + ahead, now)

@@ -21,8 +21,7 @@ import numpy as np
 
 from mbx.empo.multigrid.layout import BUTTONS, HUMANS, ITEMS, NONE, ROBOTS, Layout
 from mbx.empo.multigrid.state import CARRIED, State
-
-Array = jax.Array
+from mbx.types import Array
 
 TILE = 24
 ACTIONS = ("still", "left", "right", "forward", "toggle", "pick up", "drop")

@@ -17,8 +17,8 @@ import numpy as np
 
 from mbx.empo.multigrid import layout as maps
 from mbx.empo.multigrid.layout import Layout
+from mbx.types import Array
 
-Array = jax.Array
 Scalars = tuple[Array, ...]
 
 # The first number of an item's place where it lies on no cell; the second is the bearer or the box.
