@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +55,17 @@ def programs(closed):
         for value in jax.tree.leaves(values, is_leaf=lambda x: isinstance(x, inside)):
             if isinstance(value, inside):
                 yield from programs(value)
+
+
+def digest(function, *given):
+    """Of a traced program and of its constants."""
+    closed = jax.make_jaxpr(function)(*given)
+    found = hashlib.sha256(re.sub(r" at 0x\w+", "", str(closed)).encode())
+    for array in itertools.chain(*(getattr(one, "consts", ()) for one in programs(closed))):
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            array = jax.random.key_data(array)
+        found.update(np.asarray(array).tobytes())
+    return found.hexdigest()
 
 
 def settings_of(**sections):

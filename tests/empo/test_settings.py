@@ -16,7 +16,15 @@ from mbx.empo.multigrid.layout import parse_map
 from mbx.power import HumanModel
 from mbx.settings import describe, from_dict, inactive, to_dict
 from mbx.training import build
-from tests.empo.helpers import AVERAGING, TABLES, environment_of, load, problem_of, settings_of
+from tests.empo.helpers import (
+    AVERAGING,
+    TABLES,
+    digest,
+    environment_of,
+    load,
+    problem_of,
+    settings_of,
+)
 from tests.helpers import other_value, recorded
 
 
@@ -128,23 +136,17 @@ def test_exactly_the_settings_that_have_an_effect_are_read(sections):
 
 
 def trace(settings):
-    """The agent's programs, traced, as text."""
+    """Digests of the agent's programs."""
     found = drawn_world() if settings.model.encoder == "conv" else load("dag_2h2r").world
     spec = environment_of(power_world(found)).spec
     agent = make_agent(settings, spec)
     key = jax.random.key(0)
     train = jax.eval_shape(agent.init, key)
     buffer = jax.eval_shape(lambda: replay.init(agent.example_row(), num_envs=2, capacity=8))
-    obs = jnp.zeros((2, *spec.obs_shape), spec.obs_dtype)
-    actor = agent.init_actor(2)
-    programs = [
-        jax.make_jaxpr(lambda t, e=evaluate: agent.act(t, actor, obs, jnp.zeros(2, bool), key, e))(
-            train
-        )
-        for evaluate in (False, True)
-    ]
-    programs += [jax.make_jaxpr(agent.init)(key), jax.make_jaxpr(agent.update)(train, buffer, key)]
-    return "\n".join(f"{program}\n{program.consts}" for program in programs)
+    given = agent.init_actor(2), jnp.zeros((2, *spec.obs_shape), spec.obs_dtype), jnp.zeros(2, bool)
+    act = lambda t, key, evaluate: agent.act(t, *given, key, evaluate)  # noqa: E731
+    acts = [digest(functools.partial(act, evaluate=e), train, key) for e in (False, True)]
+    return *acts, digest(agent.init, key), digest(agent.update, train, buffer, key)
 
 
 @functools.cache

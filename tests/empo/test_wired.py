@@ -6,9 +6,6 @@ Those of the learner (power, model, loss, optimizer, curriculum) are in test_set
 from __future__ import annotations
 
 import functools
-import hashlib
-import itertools
-import re
 from dataclasses import fields, replace
 
 import jax
@@ -23,8 +20,7 @@ from mbx.empo.agent.settings import Settings
 from mbx.empo.multigrid.family import Choice, make_many
 from mbx.settings import describe, from_dict
 from mbx.training import build
-from tests.empo.helpers import load
-from tests.empo.helpers import programs as inner_programs
+from tests.empo.helpers import digest, load
 from tests.empo.test_settings import ELSEWHERE
 
 ROOM = """map: |
@@ -62,18 +58,6 @@ def names(tmp_path_factory):
         "prior": f"{path}/prior.npy",
         "other": f"{path}/other.npy",
     }
-
-
-def digest(function, *given):
-    """Of a traced program and of its constants."""
-    closed = jax.make_jaxpr(function)(*given)
-    found = hashlib.sha256(re.sub(r" at 0x\w+", "", str(closed)).encode())
-    constants = [getattr(one, "consts", ()) for one in inner_programs(closed)]
-    for array in itertools.chain(*constants):
-        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-            array = jax.random.key_data(array)
-        found.update(np.asarray(array).tobytes())
-    return found.hexdigest()
 
 
 @functools.cache
