@@ -92,12 +92,12 @@ CASES = {
     "robot_policy": lambda: power.robot_policy(-jnp.exp(jnp.asarray(X)), 2.0),
     "aggregate_ability": lambda: power.aggregate_ability(jnp.abs(X), jnp.full(6, 0.2), 1.5),
     "intrinsic_reward": lambda: power.intrinsic_reward(jnp.exp(jnp.asarray(X)), 1.0, 1.1),
-    "replay": stored,
+    "replay": lambda: jax.jit(stored)(),  # one program to compile, not dozens of small ones
     "rng": lambda: (
         jax.random.normal(rng.unrolled(key()), (5,), jnp.float32),
         rng.normal(key(), (20, 20)),
     ),
-    **{name: lambda name=name: planned(name) for name in PLANNERS},
+    **{name: lambda name=name: jax.jit(planned, static_argnums=0)(name) for name in PLANNERS},
 }
 
 
