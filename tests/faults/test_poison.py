@@ -182,9 +182,7 @@ def test_empo_learns_the_rest_where_a_world_has_no_numbers():
         @jax.jit
         def run(train: Any, problem: Any = problem, world: Any = world) -> Any:
             human = targets.exact_profiles(world, states)
-            made, metrics = targets.make_targets(
-                problem.model, world, train.frozen, states, human, problem.params, mask
-            )
+            made, metrics = targets.make_targets(problem, train, states, human, mask)
             return made, metrics, learners.learn_networks(problem, train, states, made, mask)[0]
 
         made.append(run(train))
