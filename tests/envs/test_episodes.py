@@ -128,7 +128,8 @@ def test_a_snapshot_on_the_host_knows_what_is_solved():
     rollout(before, 2)
     after.set_state(before.get_state())  # a resumed run may begin to count
     # Two steps are behind, the third earns nothing, then come three in a row.
-    assert ends([after.step(np.zeros((2, 1))) for _ in range(4)], 1) == [4]
+    assert ends([after.step(np.zeros((2, 1))) for _ in range(6)], 1) == [4]
+    assert ends(rollout(after, 6)[1], 1) == [6]  # a reset begins the count again, too
 
 
 def test_the_highest_reward_of_a_repeated_action_is_that_of_all_its_steps():
