@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import glob
 import os
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 
+from mbx.training.logging import read_episodes
 from mbx.training.rundir import load_config
 
 # Where Gymnasium registers no threshold; docs/quickstart.md says what it looks like.
@@ -40,11 +40,9 @@ def of_run(workdir: str) -> Levels:
     workdirs, found = [workdir] if alone else seeds, []
     config = load_config(workdirs[0])
     last = config["train"].get("seed_steps", 0)
-    for path in [os.path.join(one, "training_episodes.csv") for one in workdirs]:
-        if os.path.exists(path):
-            with open(path, newline="") as file:
-                rows = [row for row in csv.DictReader(file) if int(row["step"]) <= last]
-            found += [float(row["return"]) for row in rows]
+    for one in workdirs:
+        rows = read_episodes(os.path.join(one, "training_episodes.csv"), last)
+        found += [float(row[3]) for row in rows]
     return Levels(float(np.mean(found)) if found else None, _solved(config["env"]["name"]))
 
 

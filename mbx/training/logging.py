@@ -104,7 +104,7 @@ class RunLogger:
         atomic_write(self._csv, _csv(long))
         for name, columns in _EPISODES.values():
             path = os.path.join(self.workdir, name)
-            atomic_write(path, _csv([columns, *_episodes_until(path, len(columns), last_step)]))
+            atomic_write(path, _csv([columns, *read_episodes(path, last_step)]))
 
     def log_episodes(
         self,
@@ -196,10 +196,11 @@ def _append(path: str, rows: Sequence[Sequence[Any]]) -> None:
         file.write(_csv(rows))
 
 
-def _episodes_until(path: str, width: int, last_step: int) -> list[list[str]]:
-    """The complete rows of a file of episodes up to a step."""
+def read_episodes(path: str, last_step: int) -> list[list[str]]:
+    """The complete rows of a file of episodes up to a step; [] for a missing file."""
     if not os.path.exists(path):
         return []
+    width = len(_EPISODES["eval"][1])
     with open(path, newline="", errors="replace") as file:
         rows = csv.reader([line for line in file if line.endswith("\n")])
         return [x for x in rows if len(x) == width and x[0].isdigit() and int(x[0]) <= last_step]

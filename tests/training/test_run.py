@@ -68,7 +68,7 @@ def test_the_last_line_says_what_the_return_means(tmp_path):
     config = to_dict(Settings(env=Env(name="gymnax:CartPole-v1"), train=Train(seed_steps=20)))
     for name, rows in {"seed-0": "10,0,,-3.0,9\n21,0,,50,9", "seed-1": "20,1,,-1,9"}.items():
         (tmp_path / name).mkdir()
-        text = f"step,environment,task,return,length\n{rows}\n"
+        text = f"step,environment,task,return,length\n{rows}\n1"  # a killed run's last line
         (tmp_path / name / "training_episodes.csv").write_text(text)
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     known = levels.of_run(str(tmp_path))
