@@ -101,7 +101,9 @@ class Model:
     """Shape of the world model."""
 
     size: str = setting(
-        "tiny", "Millions of parameters, as in TD-MPC2; tiny = about 0.2.", choices=MODEL_SIZES
+        "tiny",
+        "Millions of parameters, as in TD-MPC2; tiny = 0.13 (0.2 with a Q critic).",
+        choices=MODEL_SIZES,
     )
     critic: str = setting("v", "Critic: v = V(z); q = Q(z, a).", choices=("q", "v"))
     policy: str = setting(
