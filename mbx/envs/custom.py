@@ -203,7 +203,7 @@ def name_of(environment: Any) -> tuple[str, dict[str, Any]]:
     what, path = target.__qualname__, _source(target)  # an environment may change the directory
     suite = _suite(made := target(**kwargs))
     close(f"{suite}:{what}", made)
-    if path and _defined(sys.modules[target.__module__], what) is target:
+    if path and _defined(sys.modules.get(target.__module__), what) is target:
         return f"{suite}:{path}:{what}", kwargs
     _GIVEN[name := f"{suite}:python:{what}"] = target
     return name, kwargs

@@ -129,7 +129,12 @@ def test_names_of_what_python_gives():
     pendulum = gymnasium.make("Pendulum-v1", g=9.0)
     assert custom.name_of(pendulum) == ("gym:Pendulum-v1", {"g": 9.0})
     assert custom.name_of(Tank(leak=0.3)) == (f"gym:{path}:Tank", {"leak": 0.3})
-    name, _ = custom.name_of(lambda: Tank(leak=0.3))
+
+    def made():
+        return Tank(leak=0.3)
+
+    made.__module__ = "executed"  # and no entry of sys.modules
+    name, _ = custom.name_of(made)
     assert envs.make(name, 1)._tasks[0]._env.leak == 0.3
     custom._GIVEN.clear()  # as in another process
     with pytest.raises(FileNotFoundError, match="given from Python .* give it again"):
