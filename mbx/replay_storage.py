@@ -425,14 +425,20 @@ def is_last_occurrence(state: ReplayState, index: Index, mask: Array) -> Array:
 
 def split_axis(tree: PyTree, shards: int, axis: int) -> PyTree:
     """Leaves `[..., B, ...] -> [..., shards, B / shards, ...]` at `axis`."""
-    return jax.tree.map(
-        lambda x: x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]), tree
-    )
+
+    def split(x: Array) -> Array:  # without -1, which an empty field leaves open
+        return x.reshape(*x.shape[:axis], shards, x.shape[axis] // shards, *x.shape[axis + 1 :])
+
+    return jax.tree.map(split, tree)
 
 
 def merge_axis(tree: PyTree, axis: int) -> PyTree:
     """Leaves `[..., shards, B / shards, ...] -> [..., B, ...]` at `axis`."""
-    return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), tree)
+
+    def merge(x: Array) -> Array:
+        return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+    return jax.tree.map(merge, tree)
 
 
 def per_shard(

@@ -108,6 +108,13 @@ def test_sequences_are_drawn_and_written_by_shard(whole):
     np.testing.assert_array_equal(replay.row_at(state, drawn.index)["obs"], drawn.rows["obs"] + 0.5)
 
 
+def test_fields_may_be_empty():
+    state = replay.init(dict(ROW, none=jnp.zeros(0)), num_envs=4, capacity=4, shards=SHARDS)
+    rows = {name: leaf[:, 0] for name, leaf in state.data.items()}
+    found = replay.sample_rows(INSERT(state, rows), jax.random.key(0), batch_size=4)[0]
+    assert found["none"].shape == (4, 0)
+
+
 def test_what_does_not_divide_is_refused(whole):
     with pytest.raises(ValueError, match=r"a batch of 3 cannot be drawn evenly from 2"):
         replay.sample_rows(whole, jax.random.key(0), batch_size=3)
