@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import types
+from mbx import returns, types
 from mbx.agents.tdmpc import planning, policies, scoring
 from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc.types import PolicyInputs, Scales
 from mbx.world_model import config_for_size, make_world_model
+from tests.agents.tdmpc_helpers import weighed
 from tests.helpers import compiled, program
 
 TASKS = types.TaskSet(("short", "long"), (1, 3), embedding_dim=5)
@@ -63,6 +65,21 @@ def test_entropy_counts_the_actions_a_task_has(model_and_params):
     np.testing.assert_allclose(entropy, [one, three], rtol=1e-5)
     difference = jnp.asarray([[2.0, 9.0, 9.0], [1.0, 2.0, 3.0]])
     np.testing.assert_allclose(policies.mean_over_actions(difference, mask), [2.0, 2.0])
+
+
+def test_losses_to_imitate_are_means_over_the_actions_a_task_has(model_and_params):
+    model, params = model_and_params
+    zs, nothing = jnp.stack([observations(model, params)] * 2), jnp.zeros((2, 6, 3))
+    wanted = jnp.asarray([[2.0, 9.0, 9.0]] * 3 + [[1.0, 2.0, 3.0]] * 3)
+    expert, rows = jnp.stack([wanted, jnp.ones((6, 3))], axis=-2), weighed(2, 6)
+    inputs = PolicyInputs(zs, rows, nothing, None, plans=rows, expert=jnp.stack([expert] * 2))
+    inputs = inputs._replace(behaviour=wanted[None])
+    policy = policies.Policy(Settings(), model, {}, nothing, nothing, inputs)
+    scales = Scales(*[returns.init_running_scale()] * 3, None)
+    cloned, *_ = policies.clone(policy, scales)
+    np.testing.assert_allclose(cloned[0], [4.0] * 3 + [14 / 3] * 3, rtol=1e-6)
+    kl, _, new, _ = policies.distil(policy, scales)  # of unit Gaussians
+    np.testing.assert_allclose(2.0 * kl * new.kl_scale.value, cloned, rtol=1e-6)
 
 
 def test_every_task_has_its_discount(model_and_params):

@@ -40,7 +40,8 @@ def step():
     state = state.replace(params=loud(state.params), target_value=loud(state.target_value, 8))
     batch = jax.tree.map(lambda x: jnp.concatenate([x, x[:, : H * 2 - B]], axis=1), make_batch())
     ends = batch.terminated.at[T - 1, 1].set(1.0)
-    batch = batch._replace(mask=batch.mask.at[1, 0].set(0.0), terminated=ends)
+    valid = batch.plan_valid.at[2, 1].set(False).at[1, 2].set(False)
+    batch = batch._replace(mask=batch.mask.at[1, 0].set(0.0), terminated=ends, plan_valid=valid)
     noise = draw(settings, model, jax.random.key(1))
 
     @jax.jit
@@ -99,9 +100,12 @@ def test_planner_values_are_successor_expectations(step):
 
 
 def test_lambda_returns_of_the_planners_values(step):
-    settings, _, _, out = step
+    settings, model, state, out = step
     batch, weights = out["batch"], np.asarray(out["weights"])
+    heads = draw(settings, model, jax.random.key(1)).target_heads
+    own = program(head_values, model)(state.target_value, out["z"][1:], None, heads).mean(axis=0)
     annotations = (weights * np.asarray(batch.plan_values)).sum(-1)[1:]
+    annotations = np.where(batch.plan_valid[1:], annotations, own)
     reward, mask = np.asarray(batch.reward), np.asarray(batch.mask)
     expected = np.zeros((T, H * 2))
     for b in range(H * 2):

@@ -102,6 +102,13 @@ def expect(found: evaluation.Evaluation, action: float) -> None:
     np.testing.assert_array_equal(episodes.last_obs[:, 0], LENGTHS)
 
 
+def test_random_actions_are_uniform_draws():
+    found = evaluation.make_random(OnHost(np.full(60, LIMIT)))(KEYS[0])
+    sums = found.returns - 10 * sum(range(1, LIMIT + 1))  # of 16 actions each: variance 16 / 3
+    assert np.all(found.lengths == LIMIT) and abs(sums.mean()) < 1.2
+    assert 1.5 < sums.std() < 3.2
+
+
 @pytest.mark.parametrize("make", [of_lengths, OnHost])
 def test_episodes_are_handed_back_as_they_were_played(make):
     evaluate = evaluation.make_evaluate(act, jnp.zeros, make(LENGTHS))
