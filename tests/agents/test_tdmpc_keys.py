@@ -11,7 +11,7 @@ from mbx import networks, types
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.update import draw, init_state
 from mbx.world_model import make_world_model
-from tests.agents.tdmpc_helpers import make_model, make_settings, make_world
+from tests.agents.tdmpc_helpers import A, B, T, make_model, make_settings, make_world
 
 
 @pytest.fixture
@@ -52,6 +52,10 @@ def test_no_two_draws_of_an_update_share_a_stream(used):
     handed_on = (noise.dropout, noise.policy_dropout, noise.optimist_dropout)
     keys = [*used, *(tuple(jax.random.key_data(key).tolist()) for key in handed_on)]
     assert len(keys) == len(noise) and len(set(keys)) == len(keys)
+    # Every state has draws of its own: fewer would be broadcast.
+    states, rollouts = (T + 1, B, A), (settings.loss.td_horizon, T, B, settings.loss.td_rollouts, A)
+    assert noise.policy_eps.shape == noise.optimist_eps.shape == states
+    assert noise.target_eps.shape == (T, B, A) and noise.rollout_eps.shape == rollouts
 
 
 def test_no_two_components_of_a_model_and_its_optimist_are_initialised_alike(used):
