@@ -10,7 +10,7 @@ import types
 import jax
 import numpy as np
 
-from mbx.agents.dreamer import diagnostics, optimizers, policy
+from mbx.agents.dreamer import diagnostics, optimizers, policy, update
 from tests.agents import dreamer_helpers
 
 
@@ -82,3 +82,13 @@ def test_the_context_is_half_a_sequence_at_most():
     for length, wanted in lengths.items():
         settings = types.SimpleNamespace(loss=types.SimpleNamespace(batch_length=length))
         assert diagnostics._context(settings) == wanted
+
+
+def test_the_sum_of_losses_by_their_coefficients():
+    coefs = dict(dynamics_coef=3.0, representation_coef=0.5)
+    settings = dreamer_helpers.make_settings(
+        dreamer_helpers.NET, loss=coefs, critic=dict(replay_coef=0.25)
+    )
+    names = ("vector", "dynamics", "representation", "value", "replay_value")
+    losses = {name: np.float32([1.0, 3.0]) for name in names}
+    assert float(update.total_loss(settings, losses)) == 2.0 * (1.0 + 3.0 + 0.5 + 1.0 + 0.25)
