@@ -285,10 +285,12 @@ def test_a_learner_that_normalises_sees_what_one_of_normalised_observations_does
     assert "statistics" not in updates._trained(state.params)
 
 
-def test_values_rest_in_updates_in_which_they_are_not_due():
-    settings = make_settings(loss=dict(reward_coef=5.0, value_coef=7.0, aux_coef=11.0))
-    for name, coef in dict(reward=5.0, value=7.0, aux_value=11.0).items():
-        due = 1.0 if name == "reward" else 0.5
+def test_every_loss_has_its_coefficient_and_values_rest_where_they_are_not_due():
+    coefs = dict(consistency=2.0, encoder_consistency=3.0, reward=5.0, value=7.0, termination=13.0)
+    named = {f"{name}_coef": coef for name, coef in coefs.items()}
+    settings = make_settings(loss=named | dict(aux_coef=11.0))
+    for name, coef in (coefs | dict(aux_value=11.0)).items():
+        due = 0.5 if name in ("value", "aux_value") else 1.0
         assert model_loss.total_loss(settings, {name: 10.0}) == 10.0 * coef
         assert model_loss.total_loss(settings, {name: 10.0}, 0.5) == 10.0 * coef * due
 
