@@ -295,6 +295,14 @@ def test_every_loss_has_its_coefficient_and_values_rest_where_they_are_not_due()
         assert model_loss.total_loss(settings, {name: 10.0}, 0.5) == 10.0 * coef * due
 
 
+def test_target_networks_follow_at_their_rates():
+    settings, zero = make_settings(optimizer=dict(tau=0.25, policy_tau=0.5)), jnp.float32(0.0)
+    params = dict.fromkeys(("value", "aux_value", "policy"), jnp.float32(8.0))
+    state = train_state(params, 3, target_value=zero, target_aux=zero, target_policy=zero)
+    new = updates.move_targets(settings, state)
+    assert (new.target_value, new.target_aux, new.target_policy, new.step) == (2.0, 2.0, 4.0, 4)
+
+
 def test_the_weight_of_a_windows_steps():
     weight = make_settings(loss=dict(final_rho=0.343, horizon=3)).loss.time_weight
     assert weight == pytest.approx(0.7)
