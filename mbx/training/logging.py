@@ -202,7 +202,8 @@ def read_episodes(path: str, last_step: int) -> list[list[str]]:
         return []
     width = len(_EPISODES["eval"][1])
     with open(path, newline="", errors="replace") as file:
-        rows = csv.reader([line for line in file if line.endswith("\n")])
+        # Line by line: an open quote in a damaged one would swallow those after it.
+        rows = [next(csv.reader([line])) for line in file if line.endswith("\n")]
         return [x for x in rows if len(x) == width and x[0].isdigit() and int(x[0]) <= last_step]
 
 
