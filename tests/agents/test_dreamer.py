@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from fractions import Fraction
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +166,20 @@ def test_first_continue_is_the_replay_rows_own(step):
     data["terminated"] = jnp.ones_like(data["terminated"])
     got = step(state, data, jax.random.key(2)).result.losses
     assert not np.any(np.asarray(got["policy"])) and not np.any(np.asarray(got["value"]))
+
+
+def test_an_update_keeps_what_moved(monkeypatch):
+    config = change(CONFIG, critic=dict(target_update_freq=2, tau=0.25))
+    moved, grads = {"critic": {"w": jnp.full(2, 8.0)}}, {"critic": {"w": jnp.array([3.0, 4.0])}}
+    output = SimpleNamespace(observed=SimpleNamespace(states="states"))
+    step = update.Step(grads, moved, "moments", output, SimpleNamespace(ema="moved"), {"x": 1.0})
+    monkeypatch.setattr(update, "step_gradients", lambda *given: step)
+    zeros = {"w": jnp.zeros(2)}
+    state = types.TrainState({"critic": zeros}, zeros, None, None, jnp.int32(1))
+    new, metrics, states = update.update_from_batch(config, state, None, None, None)
+    assert (new.params, new.opt_state, new.ema, new.step) == (moved, "moments", "moved", 2)
+    np.testing.assert_array_equal(new.slow_critic["w"], [2.0, 2.0])
+    assert states == "states" and metrics == {"x": 1.0, "grad_norm/critic": 5.0}
 
 
 def test_slow_critic_moves_at_its_cadence():

@@ -128,6 +128,8 @@ def test_a_helper_knows_the_goals_and_counts_arrivals_once():
         assert int(helper.act(same, jnp.int32(0), KEY)) == open_way
         there = helper.observe(memory, jnp.int32(0), jnp.array([0]), jnp.int32(1 + goal))
         assert int(helper.act(there, jnp.int32(0), KEY)) == 0  # nothing left to do: the first
+        back = helper.observe(there, jnp.int32(1 + goal), jnp.array([0]), jnp.int32(0))
+        assert int(helper.act(back, jnp.int32(0), KEY)) == 0  # it has arrived before
 
 
 def test_an_inferring_robot_follows_bayes_rule():
