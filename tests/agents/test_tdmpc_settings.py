@@ -489,6 +489,7 @@ OTHER = {
     "loss.aux_gammas": (0.9,),
     "loss.entropy_coef_end": 0.0,  # below 0 is none
     "loss.policy_loss": "awr",
+    "loss.value_temperature": 2.0,  # 0.5 is awr_temperature
     "model.episodic": "False",
     "planner.extra_iterations_action_dim": 2,
     "planner.name": "cem",
