@@ -176,6 +176,9 @@ class WorldModel:
 
     def _replace(self, **changes: Any) -> WorldModel:
         """The model with other fields, or with other functions in the place of methods."""
+        for name in changes:
+            if not hasattr(self, name):
+                raise ValueError(f"a world model has no {name!r}: give a field or a method of it")
         new = copy.copy(self)
         vars(new).update(changes)
         return new

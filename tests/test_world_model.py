@@ -283,6 +283,13 @@ def test_ends_and_discounts(case):
     close(found["discount"], wanted)
 
 
+def test_only_what_a_model_has_is_replaced():
+    model = world_model.make_world_model(WorldModelConfig((3,), 2, **SIZES))
+    assert model._replace(decode=jnp.sum).decode is jnp.sum is not model.decode
+    with pytest.raises(ValueError, match="a world model has no 'polcy'"):
+        model._replace(polcy=jnp.sum)
+
+
 def test_samples_of_the_policy():
     mean, log_std, eps = (
         np.float32([[0.5, -2.0]]),
