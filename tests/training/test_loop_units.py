@@ -125,7 +125,7 @@ def env_step(t, action, key):
         episode_return=t + 0.5 * jnp.arange(1.0, E + 1),
         episode_length=jnp.full(E, 3),
         fault=fault,
-        metrics={"success": jnp.full(E, 7.0)},
+        metrics={"success": jnp.where(fault, jnp.nan, 7.0)},
     )
 
 
@@ -300,7 +300,8 @@ def test_metrics_are_sums_and_summaries_means(whole):
     assert float(sums["episode/length"]) == expected["length"]
     assert float(sums["episode/return"]) == expected["return"]
     success = sums["episode/success"]  # of those episodes that have it
-    assert [float(x) for x in success] == [7.0 * expected["episodes"], expected["episodes"]]
+    known = expected["episodes"] - expected["faults"]
+    assert [float(x) for x in success] == [7.0 * known, known]
     told = loop.summarise(sums)
     assert told["loss"] == pytest.approx(expected["loss"] / expected["updates"])
     assert told["episode/length"] == 3.0 and told["episode/success"] == 7.0
