@@ -202,8 +202,10 @@ def read_episodes(path: str, last_step: int) -> list[list[str]]:
         return []
     width = len(_EPISODES["eval"][1])
     with open(path, newline="", errors="replace") as file:
-        # Line by line: an open quote in a damaged one would swallow those after it.
-        rows = [next(csv.reader([line])) for line in file if line.endswith("\n")]
+        # Line by line: an open quote in a damaged one would swallow those after it. A longer one
+        # than csv takes is a hole of zeros.
+        whole = [line for line in file if line.endswith("\n") and len(line) < 100_000]
+        rows = [next(csv.reader([line])) for line in whole]
         return [x for x in rows if len(x) == width and x[0].isdigit() and int(x[0]) <= last_step]
 
 

@@ -166,7 +166,9 @@ def test_training_episodes_after_a_checkpoint_are_made_again(tmp_path):
         logger.log_episodes("train", [12], [1], [0.25], [5], (), 4)
     head = ["step,environment,task,return,length", "8,0,b:y,1.5,7", "8,3,a:x,-2.0,3"]
     assert path.read_text().splitlines() == [*head, "12,1,,0.25,5"]
-    path.write_text("\n".join([head[0], '8,"damaged', *head[1:], "12,1,,0.25,5", ""]))
+    path.write_text(
+        "\n".join([head[0], '8,"damaged', "\0" * 200_000, *head[1:], "12,1,,0.25,5", ""])
+    )
     RunLogger(str(tmp_path), config={}, resume_step=10).close()
     assert path.read_text().splitlines() == head
 
