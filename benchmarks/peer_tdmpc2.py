@@ -1,17 +1,21 @@
 """TD-MPC2's plan and update in PyTorch, timed: what `benchmarks.speed` is compared with.
 
-    python benchmarks/peer_tdmpc2.py --size=1 --batch=256
+    python benchmarks/peer_tdmpc2.py --size=1 --batch=256 --compile
+    python benchmarks/peer_tdmpc2.py --size=tiny --batch=128 --task=walker-walk    # steps a second
 
-It needs PyTorch and nothing of mbx, so that it runs in an environment of its own. The networks, the
-planner and the losses are those of TD-MPC2 (Hansen et al. 2024, sections 3.1 and 3.2, appendix), as
-its code computes them eagerly: heads of values stacked and mapped over (`torch.func`), one backward
-pass for the model and one for the policy, two-hot codes over 101 bins. Only the time counts here;
-that mbx computes the same numbers as TD-MPC2 is what `tests/agents/test_tdmpc_golden.py` compares.
-Prints the rate of products of 2048^3 beside medians in milliseconds.
+It needs PyTorch (--task: dm_control, too) and nothing of mbx, so that it runs in an environment of
+its own. The networks, the planner and the losses are those of TD-MPC2 (Hansen et al. 2024, sections
+3.1 and 3.2, appendix), as its code computes them: heads of values stacked and mapped over
+(`torch.func`), one backward pass for the model and one for the policy, two-hot codes over 101 bins.
+--compile gives plan and update to `torch.compile`, as its `compile: true` does. Only the time
+counts; that mbx computes the same numbers is what `tests/agents/test_tdmpc_golden.py` compares.
+Prints the rate of products of 2048^3 beside medians in milliseconds; for a task, environment steps
+a second of training with one plan and one update for every two steps, TD-MPC2's own ratio.
 """
 
 import argparse
 import copy
+import math
 import statistics
 import time
 
@@ -89,9 +93,11 @@ def cross_entropy(logits, target):
 class Agent:
     """TD-MPC2 for one task without terminations."""
 
-    def __init__(self, size):
+    def __init__(self, size, compiled=False, obs=OBS):
+        if compiled:
+            self.plan, self.update = torch.compile(self.plan), torch.compile(self.update)
         encoder, hidden, latent, values = SIZES[size]
-        self.encoder = nn.Sequential(normed(OBS, encoder, None), normed(encoder, latent, SimNorm()))
+        self.encoder = nn.Sequential(normed(obs, encoder, None), normed(encoder, latent, SimNorm()))
         self.dynamics = mlp(latent + ACTION, hidden, latent, SimNorm())
         self.reward = mlp(latent + ACTION, hidden, BINS)
         self.policy = mlp(latent, hidden, 2 * ACTION)
@@ -212,16 +218,57 @@ def median(function, repeats):
     return statistics.median(times)
 
 
+def train(size, compiled, task, batch, steps):
+    """Environment steps a second on a dm_control task, after 50 plans and updates that warm up.
+
+    Every two environment steps take a plan and, on random windows of a buffer, an update.
+    """
+    from dm_control import suite
+
+    env, rows = suite.load(*task.split("-", 1), {"random": 0}), steps // 2 + 50
+    width = sum(math.prod(spec.shape) for spec in env.observation_spec().values())
+    agent = Agent(size, compiled, width)
+    data = [torch.zeros(rows, *shape) for shape in ((width,), (ACTION,), (1,))]
+    before, now = torch.zeros(HORIZON, ACTION), env.reset()
+    for i in range(rows):
+        if i == 50:
+            began = time.perf_counter()
+        parts = [torch.as_tensor(x).float().reshape(-1) for x in now.observation.values()]
+        obs = torch.cat(parts)
+        action, before = agent.plan(obs[None], before)
+        first, now = env.step(action.numpy()), env.step(action.numpy())
+        for kept, row in zip(
+            data, (obs, action, torch.tensor(first.reward + now.reward)), strict=True
+        ):
+            kept[i] = row
+        if now.last():
+            before, now = torch.zeros_like(before), env.reset()
+        window = torch.randint(max(1, i - HORIZON), (batch,)) + torch.arange(HORIZON + 1)[:, None]
+        obs, action, reward = (kept[window] for kept in data)
+        agent.update(obs, action[:-1], reward[:-1])
+    return 2 * (rows - 50) / (time.perf_counter() - began)
+
+
 def main():
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     flags.add_argument("--size", choices=SIZES, default="5")
     flags.add_argument("--batch", type=int, default=256)
     flags.add_argument("--threads", type=int, default=2)
     flags.add_argument("--repeats", type=int, default=15)
+    flags.add_argument("--compile", action="store_true", help="plan and update by torch.compile")
+    flags.add_argument("--task", help="a dm_control task to train on, as walker-walk")
+    flags.add_argument("--steps", type=int, default=1_000, help="environment steps of --task")
     asked = flags.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(asked.threads)
-    agent, square = Agent(asked.size), torch.randn(2048, 2048)
+    told = (
+        f"PyTorch {torch.__version__}, {'compiled' if asked.compile else 'eager'}, TD-MPC2 of size "
+    )
+    told += f"{asked.size}, batch {asked.batch}, {asked.threads} threads"
+    if asked.task:
+        rate = train(asked.size, asked.compile, asked.task, asked.batch, asked.steps)
+        return print(f"{told}: {rate:.1f} environment steps a second on {asked.task}")
+    agent, square = Agent(asked.size, asked.compile), torch.randn(2048, 2048)
     batch = (
         torch.randn(HORIZON + 1, asked.batch, OBS),
         torch.rand(HORIZON, asked.batch, ACTION) * 2.0 - 1.0,
@@ -232,9 +279,7 @@ def main():
     plan = median(lambda: agent.plan(obs, before), asked.repeats)
     update = median(lambda: agent.update(*batch), asked.repeats)
     print(
-        f"PyTorch {torch.__version__}, TD-MPC2 of size {asked.size}, batch {asked.batch}, "
-        f"{asked.threads} threads: plan {plan:.1f} ms, update {update:.1f} ms; "
-        f"products of 2048^3 {rate:.0f} GFLOP/s"
+        f"{told}: plan {plan:.1f} ms, update {update:.1f} ms; products of 2048^3 {rate:.0f} GFLOP/s"
     )
 
 

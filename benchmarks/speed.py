@@ -1,11 +1,13 @@
 """Time the hot operations of an agent against what the machine can do.
 
     python -m benchmarks.speed                               # 5M model, TD-MPC2's settings
-    python -m benchmarks.speed --preset=sizes                # tiny, 1M, 5M in one table
+    python -m benchmarks.speed --suite=sizes                 # tiny, 1M, 5M
     python -m benchmarks.speed --preset=default              # configs/tdmpc.py as it is
     python -m benchmarks.speed --preset=dreamer --size=tiny  # 16 x 64 rows, horizon 15
     python -m benchmarks.speed --env=brax:halfcheetah --envs=16 --only='fused step'
-    python -m benchmarks.speed --suite=gpu --json=gpu.json   # 14 cases, most wanted first
+    python -m benchmarks.speed --env=dmc:walker-walk --size=tiny --steps=2000    # a run, end to end
+    python -m benchmarks.speed --suite=gpu --json=gpu.json   # 12 minutes, most wanted first
+    python -m benchmarks.speed --suite=gpu --rehearse        # its kinds of cases, tiny
     python -m benchmarks.speed --preset=default --only='fused step' --before=/tmp/before
     python -m benchmarks.speed --policy=runs/a --calls=10000 # milliseconds per action of a run
 
@@ -13,7 +15,8 @@ For every operation: the median time after warm-up, the matrix-multiply FLOPs it
 its program, loops included), the time those need at the matrix-multiply rate measured in the same
 run (the floor), the ratio of the two, and the time to compile. --before names another checkout:
 both are timed in turn, round by round, and the ratio after / before is printed. --policy times
-single actions of a trained policy on the machine that will act.
+single actions of a trained policy on the machine that will act. --steps trains instead: a run
+from its files to its log, or with --seeds that many runs in one program, `mbx.train_fn`.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from absl import app, flags, logging
 from jax.interpreters import partial_eval
 from ml_collections import config_dict
 
+import mbx
 from mbx import envs, presets, replay
 from mbx.agents.base import Agent
 from mbx.config import load
@@ -64,9 +68,13 @@ class Case(NamedTuple):
     dtype: str = "float32"
     only: tuple[str, ...] = ()
     cores: int = 0
+    unroll: int = 1
+    workers: int = 0
+    seeds: int = 0
+    steps: int = 0
 
 
-PRESETS = ("tdmpc2", "sizes", "default", "dreamer")
+PRESETS = ("tdmpc2", "default", "dreamer")
 FUSED = "fused step"
 
 
@@ -76,8 +84,21 @@ def cases(name: str) -> tuple[Case, ...]:
     return tuple(Case(**one) for one in kept)
 
 
+def small(case: Case) -> Case:
+    """The same kind of case, as small as a CPU needs to try it; on a task that has no extra."""
+    task = case.env and ("dmc:walker-walk" if case.workers else "gymnax:Pendulum-v1")
+    asked = dict(size="tiny", batch=8, env=task, repeats=3, dtype="float32", only=case.only[:1])
+    asked |= dict(envs=min(case.envs, 2), workers=min(case.workers, 2), unroll=min(case.unroll, 2))
+    return case._replace(**asked, steps=min(case.steps, 1_200), seeds=min(case.seeds, 2))
+
+
+def rehearsal(name: str) -> tuple[Case, ...]:
+    """The kinds of cases of a suite, each once."""
+    return tuple(dict.fromkeys(small(case) for case in SUITES[name]))
+
+
 DATA = suites.DATA["speed"]
-SIZES, SUITES = cases("sizes"), {"gpu": cases("gpu")}
+SUITES = {name: cases(name) for name in DATA}
 
 
 # -------------------------------------------------------------------------------------------------
@@ -208,6 +229,7 @@ def make_config(case: Case) -> config_dict.ConfigDict:
         config.loss.batch_length = 64
         config.imagination.rows = 0  # dreams from every row
         config.actor.gradient = "reinforce"
+        config.model.unroll = case.unroll
     if case.preset == "tdmpc2":
         config.model.update(size="5", critic="q", policy="squashed", num_values=0)
         config.loss.update(value_target="td", policy_loss="svg", value_reduction="min")
@@ -218,7 +240,7 @@ def make_config(case: Case) -> config_dict.ConfigDict:
     if case.batch:
         config.loss.batch_size = case.batch
     config.model.dtype = case.dtype
-    config.env.num_envs = case.envs
+    config.env.update(num_envs=case.envs, workers=case.workers)
     return config
 
 
@@ -368,6 +390,35 @@ def benchmark(case: Case) -> dict[str, Any]:
     return rows.report(config, environment)
 
 
+def train(case: Case) -> dict[str, Any]:
+    """Environment steps a second of training for `case.steps` steps, over all `case.seeds`.
+
+    A run is timed from the first interval that learns on, without evaluations; several seeds are
+    one program without what it takes to compile, random steps and the last evaluation within.
+    """
+    config = make_config(case).to_dict()
+    told = {name: value for name, value in case._asdict().items() if value}
+    if case.seeds:
+        run = mbx.train_fn(case.env, config, steps=case.steps, **{"eval.episodes": 1})
+        program = jax.jit(jax.vmap(run)).lower(jnp.arange(case.seeds)).compile()
+        seconds = median_time(lambda: program(jnp.arange(case.seeds)), 1)
+        return told | dict(steps_per_second=case.seeds * case.steps / seconds)
+    quiet = {"eval.interval": 0, "eval.episodes": 0, "train.log_interval": case.steps // 20}
+    with tempfile.TemporaryDirectory() as folder:
+        *_, rows = mbx.train(case.env, config, steps=case.steps, workdir=f"{folder}/run", **quiet)
+    rates = [row["steps_per_second"] for row in rows if row.get("updates")]
+    return told | dict(steps_per_second=statistics.median(rates[1:]))
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """A training run's result, or `table`."""
+    if "rows" in result:
+        return table(result)
+    minutes = 1e6 / result["steps_per_second"] / 60
+    told = ", ".join(f"{name} {value}" for name, value in result.items())
+    return f"{told}; {minutes:.1f} minutes per million steps"
+
+
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = [
@@ -388,32 +439,6 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def rest_of_step(result: dict[str, Any]) -> float:
-    """Share of a fused step, one plan and one update, that neither they nor the environment need.
-
-    Below 0 where the step does all of it faster than its parts are done alone.
-    """
-    ms = {row["name"]: row["median_ms"] for row in result["rows"]}
-    return 1.0 - (ms["plan"] + ms["update"] + ms["environment"]) / ms[FUSED]
-
-
-def sizes_table(results: list[dict[str, Any]]) -> str:
-    """The model sizes as Markdown; "times" is against the operation's own products."""
-    lines = [
-        "| model, batch | matmul GFLOP/s | plan ms | times | update ms | times | rest of a step |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for result in results:
-        rows = {row["name"]: row for row in result["rows"]}
-        plan, update = rows["plan"], rows["update"]
-        lines.append(
-            f"| {result['size']}, {result['batch']} | {result['gemm_gflops']:.0f} | "
-            f"{plan['median_ms']:.1f} | {plan['ratio']:.2f} | {update['median_ms']:.1f} | "
-            f"{update['ratio']:.2f} | {rest_of_step(result):.0%} |"
-        )
-    return "\n".join(lines)
-
-
 def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
     """The results of cases in turn, each printed at once; none starts after `seconds`.
 
@@ -426,11 +451,11 @@ def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
             print(f"\nNot run, {seconds:.0f} s were over: {case}", flush=True)
             continue
         try:
-            result = benchmark(case)
+            result = train(case) if case.steps else benchmark(case)
         except (RuntimeError, ValueError, ImportError) as error:  # XLA's errors are RuntimeErrors
             print(f"\nFailed: {case}: {str(error)[:300]}", flush=True)
             continue
-        print(f"\n{table(result)}", flush=True)
+        print(f"\n{in_words(result)}", flush=True)
         results.append(result)
         jax.clear_caches()
     return results
@@ -465,11 +490,16 @@ def compare(before: str, rounds: int, case: Case) -> dict[str, Any]:
     own = [f"--{n}={getattr(case, n)}" for n in ("preset", "repeats", "envs")]
 
     def measured(where: str) -> float:
-        new = os.path.isfile(os.path.join(where, "benchmarks", "speed.py"))
-        module = "benchmarks.speed" if new else "experiments.benchmark"
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "result.json")
-            command = [sys.executable, "-m", module, *own, f"--only={name}", f"--json={path}"]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.speed",
+                *own,
+                f"--only={name}",
+                f"--json={path}",
+            ]
             around = dict(cwd=where, env=dict(os.environ, PYTHONPATH=where))
             done = subprocess.run(command, capture_output=True, text=True, check=False, **around)
             if done.returncode:
@@ -518,8 +548,13 @@ def define_flags() -> None:
     flags.DEFINE_integer("repeats", 15, "Timed calls an operation.", lower_bound=3)
     flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Compute dtype.")
     flags.DEFINE_list("only", [], "Operations to measure (default: all).")
+    flags.DEFINE_integer("unroll", 1, "Steps of Dreamer's recurrent model in a pass of its loops.")
+    flags.DEFINE_integer("workers", 0, "Processes that step a --steps run's environments.")
+    flags.DEFINE_integer("steps", 0, "Train on --env for so many environment steps.")
+    flags.DEFINE_integer("seeds", 0, "Seeds of --steps in one program; 0: one run with its files.")
+    flags.DEFINE_bool("rehearse", False, "A --suite's kinds of cases at tiny sizes, for a CPU.")
     flags.DEFINE_enum("suite", None, list(SUITES), "Many cases in one call.")
-    flags.DEFINE_float("seconds", 460.0, "No case of a suite starts later than this.")
+    flags.DEFINE_float("seconds", 560.0, "No case of a suite starts later than this.")
     flags.DEFINE_string("before", None, "Another checkout of mbx, timed alternately with this one.")
     flags.DEFINE_integer("rounds", 6, "Rounds of --before.", lower_bound=1)
     flags.DEFINE_string("policy", None, "A run directory: time single actions of its policy.")
@@ -542,14 +577,13 @@ def run(given: Any) -> dict[str, Any]:
     allocator.dispatch_inline()  # as the commands whose operations these are
     jax.config.update("jax_num_cpu_devices", case.cores or devices.available_cores())
     if given.suite:
-        return {"suite": given.suite, "cases": run_suite(SUITES[given.suite], given.seconds)}
-    if case.preset == "sizes":
-        chosen = dict(repeats=case.repeats, dtype=case.dtype, envs=case.envs, cores=case.cores)
-        results = run_suite(tuple(size._replace(**chosen) for size in SIZES), given.seconds)
-        print(f"\n{sizes_table(results)}")
-        return {"preset": "sizes", "cases": results}
-    result = benchmark(case)
-    print(table(result))
+        asked = tuple(dict.fromkeys(map(small, SUITES[given.suite]))) if given.rehearse else ()
+        return {
+            "suite": given.suite,
+            "cases": run_suite(asked or SUITES[given.suite], given.seconds),
+        }
+    result = train(case) if case.steps else benchmark(case)
+    print(in_words(result))
     return result
 
 

@@ -113,19 +113,55 @@ def test_the_toy_task_asks_for_no_termination():
     assert "termination" not in jax.eval_shape(agent.init, jax.random.key(0)).params
 
 
-def test_the_rest_of_a_step_is_what_its_parts_do_not_need():
-    times = {"plan": 3.0, "update": 4.0, "environment": 1.0, "fused step": 10.0}
-    rows = [dict(name=name, median_ms=ms, ratio=ms / 2) for name, ms in times.items()]
-    result = dict(size="tiny", batch=128, gemm_gflops=99.0, rows=rows)
-    assert speed.rest_of_step(result) == pytest.approx(0.2)
-    table = speed.sizes_table([result])
-    assert table.splitlines()[-1] == "| tiny, 128 | 99 | 3.0 | 1.50 | 4.0 | 2.00 | 20% |"
-
-
 def test_every_case_of_the_suites_has_a_configuration():
-    for case in (*speed.SIZES, *(case for cases in speed.SUITES.values() for case in cases)):
-        config = speed.make_config(case)
-        assert config.model.size == case.size and config.env.num_envs == case.envs
+    for case in (case for cases in speed.SUITES.values() for case in cases):
+        for one in (case, speed.small(case)):
+            config = speed.make_config(one)
+            assert config.model.size == (one.size or "tiny")
+            assert config.env.workers == one.workers
+            assert config.env.num_envs == one.envs and one.only[:1] == case.only[:1]
+            assert config.model.get("unroll", 1) == one.unroll
+            assert (one.steps > 0, one.seeds > 0) == (case.steps > 0, case.seeds > 0)
+
+
+def test_a_rehearsal_tries_every_kind_of_case_once(monkeypatch, capsys):
+    tried = []
+    monkeypatch.setattr(speed, "benchmark", lambda case: tried.append(case) or {"rows": []})
+    monkeypatch.setattr(speed, "train", lambda case: tried.append(case) or {})
+    monkeypatch.setattr(speed, "in_words", lambda result: "measured")
+    speed.run_suite(speed.rehearsal("gpu"), seconds=1e9)
+    assert len(tried) == len(set(tried)) == 9
+    assert {(c.preset, c.size, c.env) for c in tried} == {
+        ("tdmpc2", "tiny", "gymnax:Pendulum-v1"),
+        ("tdmpc2", "tiny", "dmc:walker-walk"),
+        ("tdmpc2", "tiny", None),
+        ("default", "tiny", "gymnax:Pendulum-v1"),
+        ("dreamer", "tiny", None),
+    }
+    assert capsys.readouterr().out.count("measured") == 9
+
+
+def test_a_training_run_is_timed_once_it_learns(monkeypatch):
+    """The first interval that learns also compiles; those before it take random actions."""
+    rows = [dict(kind="train", updates=n, steps_per_second=r) for n, r in ((0, 900), (5, 1))]
+    rows += [dict(kind="train", updates=5, steps_per_second=rate) for rate in (30, 50, 40)]
+    asked = []
+
+    def run(env, config, **settings):
+        asked.append((env, config["env"]["num_envs"], settings["steps"]))
+        return None, None, [dict(kind="setup"), *rows]
+
+    monkeypatch.setattr(speed.mbx, "train", run)
+    result = speed.train(TINY._replace(env="gymnax:Pendulum-v1", steps=2_000))
+    assert asked == [("gymnax:Pendulum-v1", 2, 2_000)] and result["steps_per_second"] == 40
+    assert speed.in_words(result).endswith("steps_per_second 40; 416.7 minutes per million steps")
+
+
+@pytest.mark.slow
+def test_a_rehearsal_runs(capsys):
+    results = speed.run_suite(speed.rehearsal("gpu"), seconds=1e9)
+    assert len(results) == 9 and "Failed" not in capsys.readouterr().out
+    assert all(result.get("rows") or result["steps_per_second"] > 0 for result in results)
 
 
 def test_two_checkouts_are_timed_in_turn_and_compared_round_by_round():

@@ -33,14 +33,17 @@ def close(actual, expected, rtol=1e-4, atol=1e-5):
 # Golden sequences
 
 
-@pytest.mark.parametrize("name", ["official_rssm_0", "official_rssm_dense"])
-def test_official_sequence(name):
+@pytest.mark.parametrize(
+    ("name", "unroll"), [("official_rssm_0", 1), ("official_rssm_0", 3), ("official_rssm_dense", 1)]
+)
+def test_official_sequence(name, unroll):
     x, numbers = load_fixture("dreamer", name)
     config = ModelConfig(
         vector_dim=1,
         action_dim=2,
         units=4,
         prior_layers=numbers["imglayers"],
+        unroll=unroll,
         **{k: numbers[k] for k in ("deter", "hidden", "stoch", "classes", "blocks", "unimix")},
     )
 

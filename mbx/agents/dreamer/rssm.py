@@ -282,7 +282,7 @@ def observe(
     rows = dict(tokens=tokens, actions=actions, is_first=is_first, draws=draws)
     _check_sequence(config, params, carry, **rows)
     step, inputs = _posterior(config, params, tokens, actions, is_first, draws)
-    _, (states, posterior) = jax.lax.scan(step, carry, inputs)
+    _, (states, posterior) = jax.lax.scan(step, carry, inputs, unroll=config.unroll)
     return Observed(states, posterior, prior_logits(config, params, states.deter))
 
 
@@ -332,7 +332,8 @@ def imagine(
         return state, (state, action)
 
     before, at_last = (jax.tree.map(lambda x, i=i: x[i], action_draws) for i in (slice(-1), -1))
-    last, (states, actions) = jax.lax.scan(step, start, (before, latent_draws))
+    inputs = before, latent_draws
+    last, (states, actions) = jax.lax.scan(step, start, inputs, unroll=config.unroll)
     states = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, states)
     final = policy(features(last), at_last)
     return states, jnp.concatenate([actions, final[None]])

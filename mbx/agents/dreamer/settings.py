@@ -97,6 +97,9 @@ class Model:
     bin_max: float = setting(20.0, "Largest bin, in symlog space.", above=0, at_most=80)
     bins_space: str = setting("symlog", "Space of the two-hot bins.", choices=("symlog", "raw"))
     dtype: str = setting("float32", "Type of matrix products.", choices=("float32", "bfloat16"))
+    unroll: int = setting(
+        1, "Steps of the recurrent model in one pass of its loops; more compile longer.", at_least=1
+    )
 
     def check(self) -> Iterator[str]:
         """Rules over several settings."""
