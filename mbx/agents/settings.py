@@ -161,7 +161,21 @@ class Train:
     pretrain_updates: int = setting(0, "Gradient steps made at once after the random actions.")
     log_interval: int = setting(500, "Environment steps between log rows.", at_least=1)
     init_from: str = setting("", "Run directory whose best parameters to start from. Empty = none.")
-    dataset: str = setting("", "File dataset.npz to learn from without acting. Empty = none.")
+    dataset: str = setting(
+        "",
+        "Transitions to learn from without acting: dataset.npz, minari:NAME, lerobot:NAME, or the "
+        "folder of such a data set in place of NAME. Empty = none.",
+    )
+    online: bool = setting(
+        False,
+        "Acting as well, with the dataset in the replay buffer from the start.",
+        needs={"dataset": NONZERO},
+    )
+
+    @property
+    def offline(self) -> bool:
+        """Learning without acting."""
+        return bool(self.dataset) and not self.online
 
 
 @dataclasses.dataclass(frozen=True)

@@ -135,7 +135,7 @@ def make_parts(settings: RunSettings, partition: Partition, stack: contextlib.Ex
     chosen, agent = settings.for_task(spec), build.build_agent(settings, spec)
     transfer.check(chosen, agent)
     schedule, intervals = make_schedule(chosen, spec), make_intervals(chosen, spec.action_repeat)
-    if settings.train.dataset:  # nothing acts: there is no seed phase
+    if settings.train.dataset:  # there is something to learn from: no seed phase
         schedule = dataclasses.replace(schedule, seed_steps=0, reanalyze_min_step=0)
     tests = None
     if episodes := -(-settings.eval.episodes // share):
@@ -162,7 +162,7 @@ def make_interval(job: Job) -> loop.Interval:
         sizes |= dict(mesh=job.mesh, quick=job.partition.quick)
         return seeds.make_seeds_interval(job.agent, environment, job.schedule, **sizes)
     make = loop.make_interval
-    if job.settings.train.dataset:
+    if job.settings.train.offline:
         environment = None
     elif isinstance(environment, HostEnvironment):
         make = loop.make_host_interval
@@ -233,7 +233,9 @@ def begin(job: Job, checkpointer: Checkpointer) -> tuple[LoopState, int]:
         started = transfer.start_from(train.init_from, job.chosen, job.agent, state.train)
         state = state.replace(train=started)
     if train.dataset:
-        rows = transfer.load_dataset(train.dataset, job.agent, task=spec.name)
+        rows = transfer.load_dataset(
+            train.dataset, job.agent, spec, job.chosen.env, replay_rows(job.chosen)
+        )
         state = state.replace(replay=rows.replace(shards=state.replay.shards))
         return with_targets(job, job.partition.place(state)), 0
     return seeds.place(job.partition.place(state), job.mesh), 0

@@ -3,8 +3,9 @@
 `train.init_from=RUN` begins with the best parameters of RUN (fine-tuning), for agents that have
 `Agent.start_from`. A run of several tasks (`multi:...`) may be fine-tuned on others: they are
 padded to the sizes of RUN. `train.dataset=FILE` learns from the replay buffer that another run
-saved: a `.npz` archive with the rows of all environments, their ring positions and a JSON header.
-Planner targets belong to the model that made them; they are left out and refreshed by reanalyze.
+saved: a `.npz` archive with the rows of all environments, their ring positions and a JSON header;
+or from a data set of another package (`mbx.training.datasets`). With `train.online` the run acts,
+too. Planner targets belong to the model that made them; they are left out and refreshed.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import numpy as np
 
 from mbx import envs, replay
 from mbx.agents.base import Agent
-from mbx.agents.settings import RunSettings
-from mbx.training import build, rundir
+from mbx.agents.settings import Env, RunSettings
+from mbx.training import build, datasets, rundir
 from mbx.training.build import environment_spec
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.files import atomic_write, parse_json
 from mbx.training.rundir import load_settings
+from mbx.types import EnvSpec
 
 
 def located(settings: RunSettings) -> RunSettings:
@@ -36,9 +38,12 @@ def located(settings: RunSettings) -> RunSettings:
     Raises FileNotFoundError where the file of a custom environment does not exist.
     """
     env = dataclasses.replace(settings.env, name=envs.custom.located(settings.env.name))
-    paths = dict(init_from=settings.train.init_from, dataset=settings.train.dataset)
-    paths = {name: os.path.abspath(path) if path else "" for name, path in paths.items()}
-    train = dataclasses.replace(settings.train, **paths)
+    start, (reader, place) = settings.train.init_from, datasets.split(settings.train.dataset)
+    if place and (not reader or os.path.isdir(place)):
+        place = os.path.abspath(place)
+    dataset = f"{reader}:{place}" if reader else place
+    start = os.path.abspath(start) if start else ""
+    train = dataclasses.replace(settings.train, init_from=start, dataset=dataset)
     return dataclasses.replace(settings, env=env, train=train)
 
 
@@ -58,9 +63,20 @@ def resolve(settings: RunSettings) -> RunSettings:
         pad_to = (spec.obs_shape[0] - len(spec.tasks), spec.action_dim)
         env = dataclasses.replace(env, pad_to=pad_to)
     if train.dataset:
-        num_envs, length = _read(train.dataset)["row/is_first"].shape
-        env = dataclasses.replace(env, num_envs=num_envs)
-        rows = dataclasses.replace(rows, capacity=num_envs * length)
+        named = datasets.split(train.dataset)[0]
+        if not named:
+            num_envs, length = read_arrays(train.dataset)["row/is_first"].shape
+        else:
+            num_envs, length = datasets.size(train.dataset, env.num_envs)
+        if train.online and rows.capacity < env.num_envs * length:
+            raise ValueError(
+                f"replay.capacity={rows.capacity} with train.dataset={train.dataset!r}: give room "
+                f"for its rows, {env.num_envs * length}, and those of the run"
+            )
+        if not train.online:
+            rows = dataclasses.replace(rows, capacity=num_envs * length)
+        if not (named and train.online):
+            env = dataclasses.replace(env, num_envs=num_envs)
     return dataclasses.replace(settings, env=env, replay=rows)
 
 
@@ -126,12 +142,49 @@ def save_dataset(path: str, state: replay.ReplayState, *, task: str) -> None:
     atomic_write(path, file.getvalue())
 
 
-def load_dataset(path: str, agent: Agent, *, task: str) -> replay.ReplayState:
-    """The replay in the file at `path`, with room for the agent's targets, all invalid.
+def load_dataset(
+    path: str,
+    agent: Agent,
+    spec: EnvSpec,
+    env: Env = Env(),  # noqa: B008
+    capacity: int = 0,
+) -> replay.ReplayState:
+    """The replay in a file of ours or a named data set, with room for the agent's targets, all
+    invalid. env: settings of the environments; capacity: rows of each, if more than there are.
     Raises ValueError, naming the file and field, for other files, versions or tasks, and for rows
     that do not fit the agent.
     """
-    arrays = _read(path)
+    if datasets.split(path)[0]:
+        arrays = datasets.read(path, spec, env)
+        _check(path, arrays)
+    else:
+        arrays = read_arrays(path)
+        _check_header(path, arrays, spec.name)
+    example = agent.example_row()
+    num_envs, length = arrays["row/is_first"].shape
+    for name, want in example.items():
+        found = arrays.get(f"row/{name}")
+        if found is None or found.shape[2:] != want.shape:
+            raise ValueError(
+                f"train.dataset={path}: field '{name}' is "
+                f"{'missing' if found is None else list(found.shape[2:])}, the agent reads "
+                f"{list(want.shape)}: record the dataset with this agent and task"
+            )
+    targets = agent.store.spec if agent.store else None
+    most = max(capacity, length)
+    empty = replay.init(example, num_envs=num_envs, capacity=most, target_spec=targets)
+    # Oldest first, where there is more room behind the newest.
+    oldest = (arrays["position"] - arrays["size"]) * (most > length)
+    order = np.arange(num_envs)[:, None], (oldest[:, None] + np.arange(length)) % length
+    rows = {n: leaf.at[:, :length].set(arrays[f"row/{n}"][order]) for n, leaf in empty.data.items()}
+    counts = {name: jnp.asarray(arrays[name], jnp.int32) for name in _COUNTS}
+    if most > length:
+        counts["position"] = counts["size"] % most
+    return empty.replace(data=rows, **counts)
+
+
+def _check_header(path: str, arrays: dict[str, np.ndarray], task: str) -> None:
+    """Raise ValueError for a file of another version or task."""
     header = parse_json(arrays["header"].tobytes(), f"train.dataset={path}: field 'header'")
     if header.get("version") != DATASET_VERSION:
         raise ValueError(
@@ -143,23 +196,9 @@ def load_dataset(path: str, agent: Agent, *, task: str) -> replay.ReplayState:
             f"train.dataset={path} was recorded on {header.get('task')}: set --config.env.name="
             f"{header.get('task')}, not {task}"
         )
-    example = agent.example_row()
-    num_envs, capacity = arrays["row/is_first"].shape
-    for name, want in example.items():
-        found = arrays.get(f"row/{name}")
-        if found is None or found.shape[2:] != want.shape:
-            raise ValueError(
-                f"train.dataset={path}: field '{name}' is "
-                f"{'missing' if found is None else list(found.shape[2:])}, the agent reads "
-                f"{list(want.shape)}: record the dataset with this agent and task"
-            )
-    spec = agent.store.spec if agent.store else None
-    empty = replay.init(example, num_envs=num_envs, capacity=capacity, target_spec=spec)
-    rows = {n: jnp.asarray(arrays[f"row/{n}"], leaf.dtype) for n, leaf in empty.data.items()}
-    return empty.replace(data=rows, **{n: jnp.asarray(arrays[n], jnp.int32) for n in _COUNTS})
 
 
-def _read(path: str) -> dict[str, np.ndarray]:
+def read_arrays(path: str) -> dict[str, np.ndarray]:
     """The arrays of a dataset. Raises ValueError, naming the field, where it is none of ours."""
     try:
         with open(path, "rb") as opened, np.load(opened) as file:
@@ -175,9 +214,13 @@ def _read(path: str) -> dict[str, np.ndarray]:
         raise ValueError(
             f"train.dataset={path!r} lacks {sorted(missing)}: it is no dataset of ours"
         )
+    _check(path, arrays)
+    return arrays
+
+
+def _check(path: str, arrays: dict[str, np.ndarray]) -> None:
     for problem in _problems(arrays):
         raise ValueError(f"train.dataset={path!r}: field {problem}: record it again")
-    return arrays
 
 
 def _problems(arrays: dict[str, np.ndarray]) -> Iterator[str]:

@@ -90,7 +90,7 @@ def read_config(path: str) -> None:
 
 def read_dataset(path: str) -> None:
     environment = envs.make("toy:point", 1)
-    transfer.load_dataset(path, make_agent({}, environment.spec), task="toy:point")
+    transfer.load_dataset(path, make_agent({}, environment.spec), environment.spec)
 
 
 class Reader:

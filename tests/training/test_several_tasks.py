@@ -189,7 +189,7 @@ def test_a_dataset_keeps_every_row(recorded):
     planning = build.build_agent(
         build.read(tiny_config(env=config["env"])), spec
     )  # one that stores targets
-    loaded = transfer.load_dataset(path, planning, task=MULTI)
+    loaded = transfer.load_dataset(path, planning, spec)
     full = jax.eval_shape(functools.partial(fresh_state, prepare(config)), jax.random.key(0))
     checkpointer = Checkpointer(workdir)
     kept = checkpointer.restore(full)[0].replay

@@ -289,7 +289,7 @@ class Settings(RunSettings):
         """Automatic `train.reset_solved`; 0 with a dataset or one environment a task."""
         tasks = spec.tasks or (spec,)
         alone = self.env.num_envs <= len(tasks)
-        if alone or self.train.dataset:
+        if alone or self.train.offline:
             return 0
         return max(task.reset_solved for task in tasks)
 
@@ -354,7 +354,7 @@ class Settings(RunSettings):
                 f"{reset}: with env.num_envs={copies} every environment plays whole episodes, "
                 "raise that or leave it 0"
             )
-        if self.train.reset_solved > 0 and self.train.dataset:
+        if self.train.reset_solved > 0 and self.train.offline:
             yield f"{reset}: with train.dataset no episodes are played, leave it 0"
         for name in ("loss", "reanalyze"):
             size, capacity = getattr(self, name).batch_size, self.replay.capacity
