@@ -97,10 +97,9 @@ def weigh_plans(settings: Settings, values: Array | None) -> tuple[Array | None,
     if not settings.weighs_plans:
         return None, None
     assert values is not None  # a batch has plans where a loss reads them
-    loss, own = settings.loss, settings.weighs_values and settings.loss.value_temperature
-    temperatures = (loss.awr_temperature, own or loss.awr_temperature)
-    policy, value = (dist.awr_weights(values, x, mode="divide") for x in temperatures)
-    return policy, value
+    policy = dist.awr_weights(values, settings.loss.awr_temperature)
+    own = settings.weighs_values and settings.loss.value_temperature
+    return policy, dist.awr_weights(values, own) if own else policy
 
 
 def batch_metrics(batch: Batch, weights: Weights, step: Array) -> Metrics:
