@@ -60,7 +60,7 @@ def no_metrics(prediction: Any, target: Any) -> Mapping[str, Array]:
 
 
 class Head(NamedTuple):
-    """An auxiliary head. On several devices its own `loss` or `metrics` gets the whole batch."""
+    """An auxiliary head. On several devices a custom loss or `metrics` gets the whole batch."""
 
     # task -> a flax module (or anything with `init(key, *inputs)` and `apply`)
     network: Callable[[EnvSpec], Any]
@@ -70,6 +70,8 @@ class Head(NamedTuple):
     loss: Callable[[Array, Array], Array] = squared_error  # (prediction, target) -> `[T, B]`
     # (prediction, target) -> further log entries, `[T, B]` each
     metrics: Callable[[Array, Array], Mapping[str, Array]] = no_metrics
+    # (prediction, target, mask) -> `[T, B]`: in place of `loss`, for one that compares transitions
+    batch_loss: Callable[[Array, Array, Array], Array] | None = None
 
 
 _KNOWN: dict[str, Head] = {}
@@ -77,7 +79,7 @@ _KNOWN: dict[str, Head] = {}
 
 def register(name: str, head: Head) -> None:
     """Register a head for `loss.heads`, replacing one of the same name.
-    Raises ValueError for a name that `loss.heads` could not hold.
+    Raises ValueError for a name that `loss.heads` could not hold, or two losses.
 
     Examples:
         >>> heads.register("no name", None)
@@ -87,6 +89,8 @@ def register(name: str, head: Head) -> None:
     """
     if not name.isidentifier():
         raise ValueError(f"head {name!r}: choose a name of letters, digits and underscores")
+    if head.batch_loss and head.loss is not squared_error:
+        raise ValueError(f"head {name!r} has a loss and a batch_loss: give one of them")
     _KNOWN[name] = head
 
 
@@ -146,16 +150,18 @@ class Heads:
         prediction = self.modules[name].apply({"params": params}, *_inputs(name, head, window))
         target = jax.lax.stop_gradient(head.target(window))
         # A custom loss may compare rows: it gets those of all devices, which returns these rows'.
-        compares = head.loss is not squared_error or head.metrics is not no_metrics
+        compares = (head.batch_loss, head.loss, head.metrics) != (None, squared_error, no_metrics)
         steps, rows = window.mask.shape
+        mask = window.mask
         devices = collectives.axis_size() if compares else 1
         if compares:
-            prediction, target = (
-                jax.tree.map(functools.partial(collectives.all_gather, axis=1), tree)
-                for tree in (prediction, target)
-            )
+            gather = functools.partial(collectives.all_gather, axis=1)
+            prediction, target, mask = jax.tree.map(gather, (prediction, target, mask))
         try:
-            loss = head.loss(prediction, target)
+            if head.batch_loss:
+                loss = head.batch_loss(prediction, target, mask)
+            else:
+                loss = head.loss(prediction, target)
         except ValueError as error:
             raise ValueError(f"head {name!r}: {error}") from error
         metrics = {f"{name}/{key}": x for key, x in head.metrics(prediction, target).items()}

@@ -254,6 +254,11 @@ def test_names(known):
         assert problem.startswith(f"heads={wrong!r}: give names of registered heads")
 
 
+def test_a_head_has_one_loss(known):
+    with pytest.raises(ValueError, match="head 'toy' has a loss and a batch_loss: give one"):
+        heads.register("toy", head(loss=infonce, batch_loss=masked_infonce))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["tdmpc", "dreamer"])
 def test_a_head_from_outside_is_learned_by_the_ordinary_commands(config, tmp_path):
@@ -284,31 +289,47 @@ def infonce(found, wanted):
     return jax.nn.logsumexp(logits, axis=-1) - jnp.sum(found * wanted, axis=-1)
 
 
+def masked_infonce(found, wanted, mask):
+    logits = jnp.einsum("tip,tjp->tij", found, wanted) - 1e9 * (1.0 - mask[:, None])
+    return jax.nn.logsumexp(logits, axis=-1) - jnp.sum(found * wanted, axis=-1)
+
+
 def test_a_loss_that_compares_rows_is_given_those_of_all_devices(monkeypatch):
-    """The parts' losses and gradients add up to the whole batch's."""
-    head = heads.Head(
+    """The parts' losses and gradients add up to the whole batch's; masked rows are no negatives."""
+    bare = heads.Head(
         network=lambda spec: networks.MLP(hidden=(4,), features=3),
         inputs=lambda window: (window.latents[1:],),
         target=lambda window: window.encoded[1:],
-        loss=infonce,
-        metrics=lambda found, wanted: {"error": infonce(found, wanted)},
     )
-    monkeypatch.setitem(heads._KNOWN, "infonce", head)
-    made = heads.make_heads({"infonce": None}, EnvSpec("toy:a", (3,), jnp.float32, 1, 50, 1))
+    own = dict(loss=infonce, metrics=lambda found, wanted: {"error": infonce(found, wanted)})
+    monkeypatch.setitem(heads._KNOWN, "infonce", bare._replace(**own))
+    monkeypatch.setitem(heads._KNOWN, "masked", bare._replace(batch_loss=masked_infonce))
+    terms, spec = {"infonce": None, "masked": None}, EnvSpec("a", (3,), jnp.float32, 1, 50, 1)
+    made = heads.make_heads(terms, spec)
     params, z = (
         made.init(jax.random.key(0), 3, (3,)),
         jax.random.normal(jax.random.key(1), (3, 8, 3)),
     )
-    one = jnp.ones((2, 8))
-    window = heads.Window(z, z, z, one[..., None], one, one, one)
+    one, mask = jnp.ones((2, 8)), jnp.ones((2, 8)).at[1, 3:6].set(0.0)
+    window = heads.Window(z, z, z, one[..., None], one, one, mask)
 
     def total(params, window):
         losses, metrics = made.losses(params, window)
-        return jnp.sum(losses["infonce"]), jnp.sum(metrics["infonce/error"])
+        masked = jnp.sum(window.mask * losses["masked"])
+        return jnp.sum(losses["infonce"]) + masked, (jnp.sum(metrics["infonce/error"]), masked)
 
     whole, wanted = jax.jit(jax.value_and_grad(total, has_aux=True))(params, window)
+    found = np.asarray(made.modules["masked"].apply({"params": params["masked"]}, z[1:]))
+    logits = np.einsum("tip,tjp->tij", found, z[1:])
+    terms = [
+        np.log(np.exp(x[np.ix_(k, k)]).sum(1)) - x.diagonal()[k]
+        for x, k in zip(logits, np.asarray(mask, bool), strict=True)
+    ]
+    np.testing.assert_allclose(whole[1][1], np.concatenate(terms).sum(), rtol=1e-4)
     parts, grads = in_parts(jax.value_and_grad(total, has_aux=True), (None, 1), params, window)
-    np.testing.assert_allclose(jax.tree.map(jnp.sum, parts), whole, rtol=1e-5)
+    np.testing.assert_allclose(
+        *map(jax.tree.leaves, (jax.tree.map(jnp.sum, parts), whole)), rtol=1e-5
+    )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a.sum(0), b, rtol=1e-4, atol=1e-5), grads, wanted
     )
