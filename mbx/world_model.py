@@ -494,14 +494,20 @@ def head_values(
     action: Array | None,
     heads: Array | None,
     dropout: Array | None = None,
+    reduction: str = "mean",
 ) -> Array:
-    """Decoded values of `heads` (None: all): `z [..., L] -> [V', ...]`; dropout: a key."""
+    """Decoded values of `heads` (None: all): `z [..., L] -> [V', ...]`; dropout: a key.
+
+    With reduction "min" their least value, V' = 1; another reduction is the caller's.
+    """
     used = value_params if heads is None else networks.take_heads(value_params, heads)
     if dropout is not None:
         values = model.decode(model.value(used, z, action, dropout))
     else:
         values = model.value_mean(used, z, action)
-    return values if model.reduce_values is None else model.reduce_values(values)[None]
+    if model.reduce_values is not None:
+        return model.reduce_values(values)[None]
+    return jnp.min(values, axis=0, keepdims=True) if reduction == "min" else values
 
 
 def reduce_dynamics(x: Array, how: str, std_coef: ArrayLike) -> Array:

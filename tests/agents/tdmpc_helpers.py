@@ -315,4 +315,4 @@ def ensemble(**sections):
 
 
 def std(x):
-    return x.std(axis=0, ddof=1)
+    return x.std(axis=0, ddof=1) if len(x) > 1 else np.zeros(x.shape[1:])

@@ -324,9 +324,11 @@ def fixed_unit(value):
     ("std_coef", "pick", "entropy_scale", "coef"),
     [(0.7, np.max, "value", 1.0), (-0.7, np.min, "none", 1.0), (0.0, np.mean, "value", 0.25)],
 )
-def test_svg_follows_the_ensembles_with_its_own_optimism(std_coef, pick, entropy_scale, coef):
+@pytest.mark.parametrize("how", ["mean", "min"])
+def test_svg_follows_the_ensembles_with_its_own_optimism(std_coef, pick, entropy_scale, coef, how):
     """The entropy bonus is in the unit of values, 2 here, or of the loss."""
     loss = dict(policy_loss="svg", policy_std_coef=std_coef, entropy_coef=0.02, policy_coef=coef)
+    loss |= dict(policy_reduction=how)
     settings, model, toy = ensemble(
         loss=loss | dict(entropy_scale=entropy_scale), optimizer=dict(tau=0.0)
     )
@@ -338,16 +340,17 @@ def test_svg_follows_the_ensembles_with_its_own_optimism(std_coef, pick, entropy
     )
     entropy = A * (0.5 * eps**2 + toy.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
     bonus = 0.02 * entropy / (2.0 if entropy_scale == "value" else 1.0)
-    each = -svg_value(toy, zs, eps, std_coef, pick) / 2.0 - bonus
+    each = -svg_value(toy, zs, eps, std_coef, pick, how=how) / 2.0 - bonus
     expected = coef * np.mean(0.5 ** np.arange(T + 1) * each.mean(1))
     np.testing.assert_allclose(ours, expected, rtol=1e-4)
 
 
-def svg_value(toy, zs, eps, std_coef, pick, shift=0.0):
+def svg_value(toy, zs, eps, std_coef, pick, shift=0.0, how="mean"):
     action = toy.act(zs, eps, shift)
     rewards, heads = toy.rewards(zs, action), []
     for state in toy.step(zs, action):
         values, factor = toy.values(state), 0.9 * toy.alive(state)
+        values = values.min(0)[None] if how == "min" else values
         spread = std(rewards) + factor * std(values)
         heads.append(rewards.mean(0) + factor * values.mean(0) + std_coef * spread)
     return pick(heads, axis=0)

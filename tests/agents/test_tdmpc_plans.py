@@ -31,9 +31,13 @@ from tests.helpers import PARTS, in_parts
 
 @pytest.mark.parametrize("name", ["planner", "training_planner"])
 @pytest.mark.parametrize("aggregate", [False, True])
-@pytest.mark.parametrize(("std_coef", "pick"), [(0.7, np.max), (-0.7, np.min), (0.0, np.mean)])
-def test_the_score_of_a_plan(name, aggregate, std_coef, pick):
+@pytest.mark.parametrize(
+    ("std_coef", "pick", "how"),
+    [(0.7, np.max, "mean"), (-0.7, np.min, "min"), (0.0, np.mean, "mean"), (0.0, np.mean, "min")],
+)
+def test_the_score_of_a_plan(name, aggregate, std_coef, pick, how):
     own = dict(std_coef=std_coef, aggregate=aggregate, disagreement=0.3, discount=0.95)
+    own |= dict(value_reduction=how)
     settings, model, toy = ensemble(**{name: own})
     z, actions = array(B, 2), np.clip(array(B, N, 2, A), -1, 1)
     score = planning.score_function(
@@ -50,6 +54,8 @@ def test_the_score_of_a_plan(name, aggregate, std_coef, pick):
             state = 0.9 * state + gain * actions[:, :, t]
             factor = factor * 0.95 * toy.alive(state)
             values = toy.values(state)
+            if how == "min":
+                values = values.min(0)[None]
             spread = np.sqrt(variance + (factor * std(values)) ** 2)
             each.append(total + factor * values.mean(0) + std_coef * spread)
         heads.append((np.mean(each, axis=0) if aggregate else each[-1], state))

@@ -431,6 +431,13 @@ WEIGHTED = dict(loss=dict(value_weighting="weighted", value_temperature=2.0))
 LOCAL = dict(model=dict(num_dynamics=2), loss=dict(value_reduction="local"))
 ONE_HEAD = dict(model=dict(num_dynamics=2), loss=dict(td_all_dynamics=False))
 ONE_SAMPLE = dict(training_planner=dict(search="acting", num_proposals=1))
+PLAN_MIN = dict(planner=dict(value_reduction="min"))
+TARGET_MIN = dict(training_planner=dict(value_reduction="min"))
+SVG_MIN = dict(
+    loss=dict(policy_loss="svg", policy_reduction="min"), model=dict(critic="q", num_rewards=2)
+)
+ONE_VALUE = dict(model=dict(num_values=1), loss=dict(policy_loss="svg"))
+SEVERAL = "model.num_values and loss.num_heads above 1"
 STALE = dict(reanalyze=dict(enabled=False))
 AVERAGED = "heads that value targets average"
 
@@ -458,6 +465,14 @@ AVERAGED = "heads that value targets average"
         (ONE_SAMPLE, "loss.optimist", True, "two or more samples of the policy"),
         (TD_SVG, "training_planner.iterations", 4, "a loss that reads planner actions"),
         (TD_SVG, "replay.keep_targets", 4, "a loss that reads planner actions"),
+        (PLAN_MIN, "planner.std_coef", 1.0, "planner.value_reduction=mean"),
+        (PLAN_MIN, "planner.evaluation_std_coef", 1.0, "planner.value_reduction=mean"),
+        (TARGET_MIN, "training_planner.std_coef", 1.0, "training_planner.value_reduction=mean"),
+        (SVG_MIN, "loss.policy_std_coef", 1.0, "loss.policy_reduction=mean"),
+        (ONE_VALUE, "planner.value_reduction", "min", SEVERAL),
+        (ONE_VALUE, "training_planner.value_reduction", "min", SEVERAL),
+        (ONE_VALUE, "loss.policy_reduction", "min", SEVERAL),
+        (AWR, "loss.policy_reduction", "min", "svg in loss.policy_loss"),
         (STALE, "reanalyze.interval", 3, "enabled=True"),
     ],
 )

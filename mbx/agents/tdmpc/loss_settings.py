@@ -42,11 +42,15 @@ class Loss:
     value_coef: float = setting(0.1, "Coefficient of values.")
     termination_coef: float = setting(1.0, "Coefficient of terminations.", needs=_EPISODIC)
     num_heads: int = setting(
-        2, "Value heads that targets, plans and SVG use at a time, drawn anew.", at_least=1
+        2,
+        "Value heads that targets, plans and SVG each draw anew; means, minima and standard "
+        "deviations are those of the drawn heads.",
+        at_least=1,
     )
     value_reduction: str = setting(
         "mean",
-        "Reduction over value heads in value targets; local = every head follows its own.",
+        "Reduction over the drawn value heads in value targets; local = every head follows its "
+        "own.",
         choices=("min", "mean", "local"),
         needs={"value_target": ("planner", "td")},
     )
@@ -119,7 +123,13 @@ class Loss:
         0.0,
         "Weight of the ensembles' standard deviation in SVG: above 0 optimism, below 0 pessimism.",
         at_least=None,
-        needs={"uses_svg": True, "has_ensembles": True},
+        needs={"uses_svg": True, "svg_knows_std": True},
+    )
+    policy_reduction: str = setting(
+        "mean",
+        "Reduction over the drawn value heads in SVG.",
+        choices=("min", "mean"),
+        needs={"uses_svg": True, "averages_values": True},
     )
     kl_forward: bool = setting(
         False, "KL(expert || policy) in place of KL(policy || expert).", needs=_EXPERT

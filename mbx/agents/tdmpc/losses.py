@@ -306,7 +306,8 @@ def policy_inputs(
 
 def svg(policy: Policy, scales: Scales) -> Term:
     """Minus the value of the policy's action, divided by the value scale (TD-MPC2)."""
-    q = policy.value(policy.settings.loss.policy_std_coef)
+    loss = policy.settings.loss
+    q = policy.value(loss.policy_std_coef, loss.policy_reduction)
     unit, scales = move_value_scale(policy.settings, scales, q[0])
     return -q / unit, policy.inputs.states, scales, dict(scale=unit)
 

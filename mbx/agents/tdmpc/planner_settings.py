@@ -20,7 +20,8 @@ def in_order(section: Any, prefix: str, low: str, high: str, allow_equal: bool =
 
 _PROPOSED = {"num_proposals": NONZERO}
 _EXTRA = {"extra_iterations": NONZERO}
-_ENSEMBLES = {"has_ensembles": True}
+_HEADS = {"averages_values": True}
+_ENSEMBLES = {"plans_know_std": True}
 _SEVERAL = {"several_dynamics": True}
 
 
@@ -64,6 +65,12 @@ class Search:
     extra_iterations: int = setting(2, "Additional rounds in large action spaces.")
     extra_iterations_action_dim: int = setting(
         20, "Action dims from which a space counts as large.", needs=_EXTRA
+    )
+    value_reduction: str = setting(
+        "mean",
+        "Reduction over the drawn value heads in scores.",
+        choices=("min", "mean"),
+        needs=_HEADS,
     )
     std_coef: float = setting(
         0.0,
@@ -180,7 +187,8 @@ class TrainingPlanner(Search):
     min_std: float = _again("min_std", 0.05, _TRAINING)
     max_std: float = _again("max_std", 1.0, _TRAINING)
     horizon: int = _again("horizon", 1, _TRAINING)
-    std_coef: float = _again("std_coef", 0.0, _SAMPLED | _ENSEMBLES)
+    value_reduction: str = _again("value_reduction", "mean", _SAMPLED | _HEADS)
+    std_coef: float = _again("std_coef", 0.0, _SAMPLED | {"training_plans_know_std": True})
     aggregate: bool = _again("aggregate", False, _TRAINING | {"trains_ahead": True})
     disagreement: float = _again("disagreement", 0.0, _SAMPLED | _SEVERAL)
     discount: float = _again("discount", 0.0, _SAMPLED)

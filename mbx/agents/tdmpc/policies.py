@@ -50,12 +50,10 @@ class Policy(NamedTuple):
         """Actions drawn with the inputs' noise, `[S, B, A]`."""
         return self.model.act(self.mean, self.log_std, self.inputs.eps)
 
-    def value(self, std_coef: ArrayLike) -> Array:
+    def value(self, std_coef: ArrayLike, reduction: str = "mean") -> Array:
         """`policy_value` of `act`, `[S, B]`."""
-        x = self.inputs
-        return policy_value(
-            self.settings, self.model, self.params, x.zs, self.act(), x.heads, std_coef, x.dropout
-        )
+        x, own = self.inputs, (self.settings, self.model, self.params)
+        return policy_value(*own, x.zs, self.act(), x.heads, std_coef, x.dropout, reduction)
 
     def entropy(self) -> Array:
         """`policy_entropy`, `[S, B]`."""
@@ -107,6 +105,7 @@ def policy_value(
     heads: Array | None,
     std_coef: ArrayLike = 0.0,
     dropout: Array | None = None,
+    reduction: str = "mean",
 ) -> Array:
     """Value of `action` `[..., A]` in `z` `[..., L]`: Q(z, a), or r + gamma V(z') in the model.
 
@@ -115,9 +114,10 @@ def policy_value(
         std_coef: weight of the ensembles' standard deviation (of reward plus discounted value); its
             sign chooses the best, worst or mean dynamics head (docs/sources.md, entry ensembles).
         dropout: a key, since TD-MPC2's policy learns from values in training mode; None: none.
+        reduction: over value heads, "mean" or "min".
     """
     if model.config.critic == "q":
-        q = head_values(model, params["value"], z, action, heads, dropout)
+        q = head_values(model, params["value"], z, action, heads, dropout, reduction)
         mean = jnp.mean(q, axis=0)
         return mean + std_coef * returns.ensemble_std(q) if std_coef else mean
     reward = model.reward_mean(params, z[None], action)
@@ -125,7 +125,7 @@ def policy_value(
     alive = continue_prob(model, params, z_next, settings.loss.termination)
     discount = discount_of(model, settings.loss.discount, z[None])
     discount = discount if alive is None else discount * alive
-    value = head_values(model, params["value"], z_next, None, heads, dropout)
+    value = head_values(model, params["value"], z_next, None, heads, dropout, reduction)
     score = jnp.mean(reward, axis=0) + discount * jnp.mean(value, axis=0)
     if std_coef:
         std = returns.ensemble_std(reward) + discount * returns.ensemble_std(value)

@@ -94,9 +94,10 @@ def estimate_value(
     Args:
         z: `[B, L]`.
         actions: `[B, N, T, A]`.
-        planner: its discount and how it combines heads (std_coef, aggregate, disagreement).
+        planner: its discount and how it combines heads (value_reduction, std_coef, aggregate,
+            disagreement).
         eps: `[B, N, A]`, noise of a Q critic's bootstrap action.
-        heads: the value heads averaged, None for all.
+        heads: the value heads in use, None for all.
     """
     steps = actions.shape[2]
     state = model.tile_heads(z[:, None])
@@ -112,7 +113,9 @@ def estimate_value(
             bootstrap = None
             if model.config.critic == "q":
                 bootstrap = model.act(*model.policy(params, state), eps[None])
-            values.append(head_values(model, params["value"], state, bootstrap, heads))
+            how = planner.value_reduction
+            value = head_values(model, params["value"], state, bootstrap, heads, reduction=how)
+            values.append(value)
     rewards = rollout_rewards(model, params, states[:-1], actions)
     scores, _ = trajectory_estimate(
         rewards, values, factors, std_coef=planner.std_coef, aggregate=planner.aggregate

@@ -405,6 +405,12 @@ class Settings(RunSettings):
         """Windows of a batch that `reanalyze.current_batch` refreshes."""
         return min(-(-self.reanalyze.batch_size // (self.loss.horizon + 1)), self.loss.batch_size)
 
+    def knows_std(self, value_reduction: str, imagines: bool = True) -> bool:
+        """Whether heads differ in a score with this reduction over values; imagines: it reads
+        dynamics and rewards."""
+        several = self.several_dynamics or self.model.num_rewards > 1
+        return (imagines and several) or (value_reduction == "mean" and self.averages_values)
+
     # Conditions that no setting names in `needs`.
     stores_plans = _when(
         "The replay holds planner actions.",
@@ -443,9 +449,20 @@ class Settings(RunSettings):
         "model.num_values and loss.num_heads above 1",
         lambda s: s.model.num_values != 1 and s.loss.num_heads > 1,
     )
-    has_ensembles = _when(
-        "two or more heads of dynamics, rewards or (loss.num_heads) values",
-        lambda s: s.averages_values or s.model.num_rewards > 1 or s.several_dynamics,
+    plans_know_std = _when(
+        "several heads of dynamics, of rewards or, with planner.value_reduction=mean, of values "
+        "(model.num_values and loss.num_heads)",
+        lambda s: s.knows_std(s.planner.value_reduction),
+    )
+    training_plans_know_std = _when(
+        "several heads of dynamics, of rewards or, with training_planner.value_reduction=mean, of "
+        "values (model.num_values and loss.num_heads)",
+        lambda s: s.knows_std(s.training_planner.value_reduction),
+    )
+    svg_knows_std = _when(
+        "several heads of values (model.num_values and loss.num_heads) with "
+        "loss.policy_reduction=mean or, with model.critic=v, of dynamics or rewards",
+        lambda s: s.knows_std(s.loss.policy_reduction, s.model.critic == "v"),
     )
     weighs_elites = _when(
         f"planner.name other than {_UNWEIGHED}", lambda s: s.planner.name not in _UNWEIGHED

@@ -58,15 +58,13 @@ def bootstrap(
 
     Args:
         rewards: `[R, H, ...]`.
-        values: `[V, H, ...]`, of the next states.
+        values: `[V, H, ...]`, of the next states; V = 1 with `loss.value_reduction="min"`.
         terminated: `[H, ...]`, whether, or how probably, the step ended the episode.
 
     Returns:
         `[V', ...]`; V' = V with `loss.value_reduction="local"`, else 1.
     """
     loss = settings.loss
-    if loss.value_reduction == "min":  # of the heads drawn, as TD-MPC2 and RedQ do
-        values = jnp.min(values, axis=0, keepdims=True)
     targets = returns.td_targets(
         rewards,
         values,
@@ -100,6 +98,13 @@ class Inputs(NamedTuple):
         """The discount of the next states' tasks: a number, or `[T, B]`."""
         return discount_of(self.model, self.settings.loss.discount, self.z[1:])
 
+    def values(self, z: Array, action: Array | None) -> Array:
+        """Target values `[V', ...]` of the heads drawn; V' = 1 with `loss.value_reduction="min"`
+        (TD-MPC2, RedQ).
+        """
+        how = self.settings.loss.value_reduction
+        return head_values(self.model, self.slow, z, action, self.noise.target_heads, reduction=how)
+
 
 def next_values(x: Inputs, actions: Array | None = None) -> Array:
     """Target values of the next states: `[V', T, B]`, or `[V', T, B, n]` for planner actions
@@ -107,12 +112,12 @@ def next_values(x: Inputs, actions: Array | None = None) -> Array:
     """
     z_next, model = x.z[1:], x.model
     if model.config.critic == "v":
-        return head_values(model, x.slow, z_next, None, x.noise.target_heads)
-    if actions is None:
+        actions = None
+    elif actions is None:
         actions = model.act(*model.policy(x.params, z_next), x.noise.target_eps)
     else:
         z_next = z_next[:, :, None]
-    return head_values(model, x.slow, z_next, actions, x.noise.target_heads)
+    return x.values(z_next, actions)
 
 
 def q_targets(x: Inputs) -> ValueTarget:
@@ -124,10 +129,7 @@ def q_targets(x: Inputs) -> ValueTarget:
     loss, values = x.settings.loss, next_values(x)
     if loss.value_target == "planner":
         actions, weights = value_actions(x.settings, x.batch, x.weights)
-        q = next_values(x, actions[1:])
-        if loss.value_reduction == "min":  # an action at a time, as its plan was scored
-            q = jnp.broadcast_to(jnp.min(q, axis=0), q.shape)
-        q = jnp.sum(weights[None, 1:] * q, axis=-1)
+        q = jnp.sum(weights[None, 1:] * next_values(x, actions[1:]), axis=-1)
         values = jnp.where(x.batch.plan_valid[None, 1:], q, values)
     reward, terminated = x.batch.reward[None, None], x.batch.terminated[None]
     return _single(bootstrap(x.settings, reward, values[:, None], x.discount, terminated))
@@ -208,7 +210,7 @@ def v_targets(x: Inputs, z: Array, actions: Array, steps: int = 1) -> Array:
         now = continue_prob(model, params, state, x.settings.loss.termination)
         alive = alive if now is None else alive * now
         factor = factor * discount
-    values = head_values(model, x.slow, state, None, noise.target_heads)
+    values = x.values(state, None)
     total = jnp.broadcast_to(total, (total.shape[0], *values.shape[1:]))
     ended = jnp.broadcast_to(1.0 - alive, values.shape[1:])
     return bootstrap(x.settings, total, values, factor, ended)
