@@ -19,7 +19,8 @@ blocks of environments (`mbx.replay_storage`), which devices can hold without co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -220,13 +221,20 @@ def _update_targets(state: ReplayState, index: Index, targets: Targets, mask: Ar
 # Sampling
 
 
-def sample(state: ReplayState, key: Array, *, batch_size: int, length: int) -> Sample:
-    """Draws windows that start at uniformly random transitions. The key is consumed.
+def sample(
+    state: ReplayState,
+    key: Array,
+    *,
+    batch_size: int,
+    length: int,
+    weight: Callable[[Array], Array] | None = None,
+) -> Sample:
+    """Draws windows that start at random transitions. The key is consumed.
 
-    Every stored transition is the first of a window with the same probability. The cost does not
-    depend on C: draws fall on rows that have a successor, and of 4 draws the first whose row is not
-    an episode's end is taken. Should all 4 fail, or the replay be empty, that column is wholly
-    masked.
+    Every stored transition is the first of a window with the same probability, or with one
+    proportional to its `weight`. Without weights the cost does not depend on C. Draws fall on rows
+    that have a successor, and of 4 draws the first whose row is not an episode's end is taken.
+    Should all 4 fail, or the replay be empty, that column is wholly masked.
 
     mask[t, b] is True iff transition t is of the episode the window started in and both its rows
     are written. Rows past the newest one repeat the newest (masked).
@@ -234,6 +242,8 @@ def sample(state: ReplayState, key: Array, *, batch_size: int, length: int) -> S
     Args:
       batch_size: B.
       length: T, transitions of a window; smaller than C.
+      weight: ages [C] -> numbers [C], not below 0. The age of a transition is the number of rows
+        written to its environment after both of its own.
 
     Raises:
       ValueError: batch_size or length out of range.
@@ -246,11 +256,16 @@ def sample(state: ReplayState, key: Array, *, batch_size: int, length: int) -> S
         )
 
     def local(state: ReplayState, key: Array, num: int) -> Sample:
-        start, good = storage.draw_transitions(state, key, num)
+        start, good = storage.draw_transitions(state, key, num, weight)
         found = windows(state, start, length=length)
         return found._replace(mask=found.mask & good[None, :])
 
     return storage.draw(local, state, key, batch_size, axis=1)
+
+
+def by_age(half_life: float | Array) -> Callable[..., Sample]:
+    """`sample` with transitions that are drawn half as often with every `half_life` rows of age."""
+    return functools.partial(sample, weight=lambda age: 0.5 ** (age / half_life))
 
 
 def windows(state: ReplayState, start: Index, *, length: int) -> Sample:

@@ -374,18 +374,35 @@ def locate(counts: Array, flat: Array) -> tuple[Array, Array]:
     return env, jnp.clip(offset, 0, jnp.maximum(counts[env] - 1, 0))
 
 
-def draw_transitions(state: ReplayState, key: Array, num: int) -> tuple[Index, Array]:
-    """Uniform transitions: the index of the first row, and whether one was found, each [num]."""
+def draw_transitions(
+    state: ReplayState, key: Array, num: int, weight: Callable[[Array], Array] | None = None
+) -> tuple[Index, Array]:
+    """Transitions, uniform or by `weight` of their ages: the index of the first row, and whether
+    one was found, each [num]."""
     counts = jnp.maximum(state.size - 1, 0)
     total = jnp.sum(counts)
-    # maxval 0 would give 0 without complaint: keep the range legal and answer "not found" instead.
-    flat = jax.random.randint(key, (_TRIES, num), 0, jnp.maximum(total, 1), dtype=jnp.int32)
-    env, offset = locate(counts, flat)
+    if weight is None:
+        # maxval 0 would give 0 without complaint: keep the range legal, answer "not found" instead.
+        flat = jax.random.randint(key, (_TRIES, num), 0, jnp.maximum(total, 1), dtype=jnp.int32)
+        env, offset = locate(counts, flat)
+    else:
+        env, offset = _locate_by_age(counts, weight(jnp.arange(dims(state)[1])), key, num)
     good = is_transition(state, env, offset) & (total > 0)
     # Given that a try is good it is uniform over transitions, so the first good one is, too.
     first = jnp.argmax(good, axis=0)[None, :]
     env, offset, good = (jnp.take_along_axis(x, first, axis=0)[0] for x in (env, offset, good))
     return Index(env, slot_of(state, env, offset)), good
+
+
+def _locate_by_age(counts: Array, weights: Array, key: Array, num: int) -> tuple[Array, Array]:
+    """Environments and offsets [tries, num], drawn by the weights [C] of ages 0, 1, ..."""
+    below = jnp.cumsum(jnp.concatenate([jnp.zeros(1), weights]))  # of all younger ages
+    ends = jnp.cumsum(below[counts])
+    one, other = jax.random.uniform(key, (2, _TRIES, num))
+    env = jnp.searchsorted(ends, one * ends[-1], side="right")
+    env = jnp.minimum(env, len(counts) - 1)  # all weights 0
+    age = jnp.searchsorted(below, other * below[counts[env]], side="right") - 1
+    return env, jnp.clip(counts[env] - 1 - age, 0)
 
 
 def is_transition(state: ReplayState, env: Array, offset: Array) -> Array:

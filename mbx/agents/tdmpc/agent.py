@@ -45,14 +45,15 @@ def make_agent(
     spec: EnvSpec,
     *,
     value: Callable[[Array], Array] | None = None,
-    sample: Callable[..., replay.Sample] = replay.sample,
+    sample: Callable[..., replay.Sample] | None = None,
 ) -> Agent:
     """The agent for a task.
 
     Args:
         value: a reduction `[V, ...] -> [...]` over the value heads in use, for targets, plans and
             SVG (`lambda values: values.min(0)`); None: as the settings say.
-        sample: draws the windows of an update, with `replay.sample`'s arguments and result.
+        sample: draws the windows of an update, with `replay.sample`'s arguments and result; None:
+            as `replay.half_life` says.
 
     Raises:
         ValueError: settings that this task, or the model's size, cannot have; names the setting,
@@ -62,6 +63,8 @@ def make_agent(
     model = make_world_model(world_config(settings, spec))
     model = model._replace(heads=make_heads(settings.loss.head_terms, spec), reduce_values=value)
     make_targets = functools.partial(targets, settings, model)
+    half_life = settings.replay.half_life
+    sample = sample or (replay.by_age(half_life) if half_life else replay.sample)
     return Agent(
         init=functools.partial(init_state, settings, model),
         init_actor=functools.partial(init_actor, settings, model),

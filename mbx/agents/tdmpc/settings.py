@@ -85,6 +85,11 @@ class Train(common.Train):
 class Replay(common.Replay):
     """What is stored of the past."""
 
+    half_life: float = setting(
+        0.0,
+        "Age at which updates draw a transition half as often, in agent steps of its environment; "
+        "0 = uniform.",
+    )
     keep_targets: int = setting(
         8, "Planner actions stored with a transition, best first; 0 = all.", needs=_STORED
     )
