@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbx import replay, replay_storage
+from mbx import replay as replay_
 from tests.helpers import in_programs
 
 replay = in_programs(
@@ -191,6 +192,35 @@ def test_starts_are_uniform_in_distribution():
     assert chi2 < len(counts) + 5 * np.sqrt(2 * len(counts))
 
 
+@pytest.mark.parametrize("half_life", [None, 2.0])
+def test_weights_of_ages_are_those_of_draws(half_life):
+    """Over environments of different lengths, of which one holds a single row."""
+    state = replay.init(ROW, num_envs=E, capacity=6)
+    for tag in range(8):
+        mask = np.array([True, tag < 3, tag < 1])
+        state = insert(
+            state, row_batch(10 * np.arange(E) + tag, [tag == 0] * E, [0] * E), mask=mask
+        )
+    weights = np.array([3.0, 0.0, 1.0, 0.5, 2.0, 7.0], np.float32)
+    draw = functools.partial(replay_.sample, weight=lambda age: jnp.asarray(weights)[age])
+    if half_life:
+        weights, draw = 0.5 ** (np.arange(6) / half_life), replay_.by_age(half_life)
+    draw = jax.jit(draw, static_argnames=("batch_size", "length"))
+    out = draw(state, jax.random.key(0), batch_size=40_000, length=1)
+    assert np.asarray(out.mask).all()
+    counts = Counter(np.asarray(out.rows["tag"][0]).tolist())
+    ages = {6: 0, 5: 1, 4: 2, 3: 3, 2: 4, 11: 0, 10: 1}  # by the tag of a transition's first row
+    share = {tag: weights[age] for tag, age in ages.items()}
+    total = sum(share.values())
+    assert set(counts) == {tag for tag, x in share.items() if x}
+    for tag, count in counts.items():
+        assert abs(count / 40_000 - share[tag] / total) < 0.01, (tag, count)
+    nothing = draw(
+        replay.init(ROW, num_envs=E, capacity=6), jax.random.key(1), batch_size=4, length=1
+    )
+    assert not np.asarray(nothing.mask).any()
+
+
 def test_a_row_sequence_cut_without_a_last_row_is_not_a_transition():
     state = replay.init(ROW, num_envs=1, capacity=6)
     for tag, first in [(0, 1), (1, 0), (10, 1), (11, 0)]:
@@ -313,6 +343,16 @@ def test_storage_dtypes_bound_the_error(dtype, bound):
     np.testing.assert_allclose(got.values, values, rtol=2.0**-8)
 
 
+def test_whole_steps_of_the_quantised_range_are_stored_exactly():
+    spec, steps = replay.TargetSpec(127, 2, actions_dtype="int8"), np.arange(-127, 127)
+    state = replay.init(ROW, num_envs=1, capacity=2, target_spec=spec)
+    actions = (steps / 127).astype(np.float32).reshape(1, 127, 2)
+    rows = replay.Targets(actions, np.zeros((1, 127)), np.zeros(1, np.int32), np.ones(1, bool))
+    state = insert(state, row_batch([0], [1], [0]), rows)
+    got = replay.targets_at(state, _index(1)).actions
+    np.testing.assert_allclose(np.asarray(got), actions, atol=1e-6)
+
+
 def test_ages():
     state, _ = play(2, 12, spec=SPEC)
     index, mask = replay.refresh_index(state, 0, 6)
@@ -336,7 +376,8 @@ def test_stale_rows_come_without_repetition_invalid_first_then_old_first():
     assert set(tags[:3].tolist()) == {0, 11, 22}
     assert np.mean(tags[3:]) < 12  # a steep exponent takes the oldest of those drawn
     uniform, _ = sample_stale(state, jax.random.key(0), 33, batch_size=16, exponent=0.0)
-    assert len(set(np.asarray(uniform["tag"]).tolist())) == 16
+    found = np.asarray(uniform["tag"]).tolist()
+    assert len(set(found)) == 16 and set(found[:3]) == {0, 11, 22}
     np.testing.assert_array_equal(replay.row_at(state, index)["tag"], tags)
 
 
