@@ -12,14 +12,25 @@ import numpy as np
 import optax
 import pytest
 
-from examples import ilqr, own_agent, own_environment, own_loop, own_model, own_review, own_world
-from mbx import distributions, envs
+from examples import (
+    ilqr,
+    own_agent,
+    own_environment,
+    own_loop,
+    own_model,
+    own_paper,
+    own_review,
+    own_sequences,
+    own_world,
+)
+from mbx import distributions, envs, replay
 from mbx.fast import gradients
 from mbx.settings import to_dict
 from mbx.training import build, run
 from mbx.training.build import make_environment
 from mbx.training.logging import read_rows
 from mbx.training.state import make_schedule
+from mbx.types import EnvSpec
 from mbx.world_model import config_for_size, make_world_model
 from tests.helpers import tiny_config
 
@@ -46,7 +57,7 @@ def lines_of_code(path: pathlib.Path) -> int:
 def test_examples_stay_short():
     files = {path.stem: lines_of_code(path) for path in EXAMPLES.glob("*.py")}
     limits = dict.fromkeys(files, 80) | dict(
-        own_head=25, own_planner=30, run_exported=100, single_file_tdmpc=330
+        own_head=25, own_paper=25, own_planner=30, run_exported=100, single_file_tdmpc=330
     )
     assert {"own_agent", "own_head", "own_planner", "own_loop"} <= files.keys()
     assert not {name: n for name, n in files.items() if n > limits[name]}, files
@@ -139,6 +150,40 @@ def test_settings_side_by_side_in_ones_own_loop_are_those_one_by_one():
     assert (ready[0], ready[-1]) == (own_loop.LENGTH + 1, 149)  # a window is LENGTH + 1 rows
     np.testing.assert_allclose(curves[3][ready], alone[ready], rtol=1e-3)
     assert len({float(curve[-1]) for curve in curves}) == len(curves)
+
+
+def test_own_paper_learns_which_state_follows():
+    """Of random walks, in updates of the agent that the example registers."""
+    sizes = dict(num_values=3, num_bins=11)
+    loss = dict(policy_loss="svg", value_target="td", horizon=1, num_heads=3, heads="infonce")
+    config = tiny_config(agent="pessimistic", model=sizes, loss=loss | dict(consistency_coef=0.0))
+    agent = build.build_agent(build.read(config), EnvSpec("toy:line", (2,), jnp.float32, 1, 50, 1))
+
+    def store(carry, key):
+        state, obs = carry
+        obs = obs + 0.5 * jax.random.normal(key, (2, 2))
+        row = dict(obs=obs, reward=obs[:, 0], action=obs[:, :1].clip(-1, 1))
+        flags = dict.fromkeys(("is_first", "is_last", "terminated"), jnp.zeros(2, bool))
+        return (replay.insert(state, row | flags), obs), None
+
+    def update(carry, key):
+        *carry, metrics = agent.update(*carry, key)
+        return tuple(carry), metrics["loss/heads/infonce"]
+
+    @jax.jit
+    def run(key):
+        state = replay.init(agent.example_row(), num_envs=2, capacity=60)
+        keys = jax.random.split(key, 200)
+        state, _ = jax.lax.scan(store, (state, jnp.zeros((2, 2))), keys)[0]
+        return jax.lax.scan(update, (agent.init(key), state), keys)[1]
+
+    losses = run(jax.random.key(0))
+    assert losses[-20:].mean() < 0.8 * losses[:10].mean(), losses
+
+
+def test_own_sequences_are_imagined_better_than_standing_still():
+    losses, found, still = own_sequences.main(steps=150)
+    assert losses[-20:].mean() < 0.5 * losses[0] and (found < 0.6 * still).all()
 
 
 @pytest.mark.slow
