@@ -178,6 +178,11 @@ def test_runs_are_processes_that_go_on_and_say_what_they_took(tmp_path):
     assert [r["complete"] for r in manifest["runs"]] == [True, False]
     shared = manifest["all"]
     assert (shared["commit"], shared["date"], shared["attempts"]) == ("1a2b3c4", "2026-11-22", 2)
+    for text in ('{"attem', '{"attempts": [{"processor_seconds": "x"}]}'):
+        (tmp_path / "bad" / "run.json").write_text(text)
+        jobs.write_manifest(str(tmp_path / "m.json"), [good, bad])
+        whole, damaged = json.loads((tmp_path / "m.json").read_text())["runs"]
+        assert (whole["attempts"], damaged["attempts"]) == (2, "damaged")
 
 
 def test_a_command_names_no_place_on_this_machine(tmp_path):

@@ -127,12 +127,16 @@ def draw_seeds(axes: Any, name: str, curves: Sequence[Curve], color: str) -> Non
 
 
 def draw_levels(axes: Any, paths: Sequence[str]) -> None:
-    """Draw the returns of random actions and of a solved task, where all runs have one task."""
-    if len({load_config(path)["env"]["name"] for path in paths}) > 1:
+    """Draw the returns of random actions (the runs' mean) and of a solved task, where all runs have
+    one task."""
+    tasks = [(env["name"], env.get("kwargs")) for env in (load_config(x)["env"] for x in paths)]
+    if any(task != tasks[0] for task in tasks):
         return
-    for name, level in levels.of_run(paths[0])._asdict().items():
+    found = [levels.of_run(path) for path in paths]
+    random = [one.random for one in found if one.random is not None]
+    mean = float(np.mean(random)) if random else None
+    for label, level in {"random actions": mean, "solved": found[0].solved}.items():
         if level is not None:
-            label = {"random": "random actions", "solved": "solved"}[name]
             axes.axhline(level, color="0.5", linestyle=":", linewidth=1, label=label)
 
 

@@ -52,10 +52,11 @@ def read_run(path: str, name: str) -> Run:
     """Read a run directory. Raises FileNotFoundError or ValueError where there is none."""
     config = load_config(path)
     rows = [r for r in read_rows(os.path.join(path, "metrics.jsonl")) if is_number(r.get("step"))]
+    own = os.path.lexists(os.path.join(path, "run.json"))  # a seed's is its whole run's
     attempts: Any = None
-    for folder in (os.path.dirname(os.path.abspath(path)), path):  # a seed's is its whole run's
-        with contextlib.suppress(OSError, ValueError):
-            attempts = read_json(os.path.join(folder, "run.json")).get("attempts")
+    with contextlib.suppress(OSError, ValueError):
+        folder = path if own else os.path.dirname(os.path.abspath(path))
+        attempts = read_json(os.path.join(folder, "run.json")).get("attempts")
     known = [one for one in attempts if isinstance(one, dict)] if isinstance(attempts, list) else []
     return Run(name, path, config, rows, known)
 

@@ -194,15 +194,22 @@ def write_rows(
 
 def write_manifest(path: str, jobs: Iterable[Job]) -> None:
     """Command, commit, versions, machine, processor hours and date of every started run.
-    Entries common to all runs are written once, under "all".
+    Entries common to all runs are written once, under "all". Of a run whose run.json is damaged
+    the attempts are "damaged".
     """
     runs: list[dict[str, Any]] = []
     for job in jobs:
-        if records := rundir.attempts(job.workdir):
+        records: list[dict[str, Any]] = [{}]
+        number: int | str = "damaged"
+        hours = 0.0
+        with contextlib.suppress(ValueError, TypeError):
+            hours, records = processor_hours(job), rundir.attempts(job.workdir)
+            number = len(records)
+        if records:
             last = {name: records[-1].get(name) for name in _RECORDED}
-            last |= {"command": _shown(job), "date": records[-1]["started"][:10]}
-            last["processor_hours"] = round(processor_hours(job), 3)
-            last |= {"complete": job.complete(), "attempts": len(records)}
+            last |= {"command": _shown(job), "date": str(records[-1].get("started", ""))[:10]}
+            last |= {"processor_hours": round(hours, 3)}
+            last |= {"complete": job.complete(), "attempts": number}
             runs.append({"run": f"{job.label} seed {job.seed}", **last})
     first = runs[0] if len(runs) > 1 else {}
     shared = {k: v for k, v in first.items() if all(run.get(k) == v for run in runs)}

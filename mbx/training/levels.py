@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from typing import NamedTuple
 
 import gymnasium
@@ -14,6 +15,7 @@ from mbx.training.rundir import load_config
 
 # Where Gymnasium registers no threshold; docs/quickstart.md says what it looks like.
 _SOLVED = {"Pendulum-v1": -150.0}
+_NUMBER = re.compile(r"-?\d+(\.\d*)?(e[+-]\d+)?")  # finite; a damaged row's is left out
 
 
 class Levels(NamedTuple):
@@ -42,7 +44,7 @@ def of_run(workdir: str) -> Levels:
     last = config["train"].get("seed_steps", 0)
     for one in workdirs:
         rows = read_episodes(os.path.join(one, "training_episodes.csv"), last)
-        found += [float(row[3]) for row in rows]
+        found += [float(row[3]) for row in rows if _NUMBER.fullmatch(row[3])]
     return Levels(float(np.mean(found)) if found else None, _solved(config["env"]["name"]))
 
 

@@ -60,13 +60,18 @@ def test_returns_to_compare_with_are_lines_where_there_is_one_task(tmp_path):
     )
     rows = "step,environment,task,return,length\n9,0,,21,21\n"
     (tmp_path / "CartPole-v1" / "training_episodes.csv").write_text(rows)
-    level = {
-        line.get_label(): line.get_ydata()[0]
-        for line in draw_runs([first]).lines
-        if line.get_linestyle() == ":"
-    }
-    assert level == {"random actions": 21, "solved": 475}
-    assert all(line.get_linestyle() != ":" for line in draw_runs([first, second]).lines)
+
+    def drawn(*paths):
+        lines = [x for x in draw_runs(paths).lines if x.get_linestyle() == ":"]
+        return {line.get_label(): line.get_ydata()[0] for line in lines}
+
+    assert drawn(first) == {"random actions": 21, "solved": 475}
+    assert drawn(first, second) == {}
+    name = "gymnax:CartPole-v1"
+    third = make_run(tmp_path / "third", [0, 9], [1.0, 2.0], env=name)
+    (tmp_path / "third" / "training_episodes.csv").write_text(rows.replace("21,21", "31,31"))
+    fourth = make_run(tmp_path / "fourth", [0, 9], [1.0, 2.0], env=name)
+    assert drawn(first, third, fourth) == {"random actions": 26, "solved": 475}
 
 
 def test_seeds_are_interpolated_onto_the_steps_they_share():

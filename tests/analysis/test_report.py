@@ -148,6 +148,11 @@ def test_what_to_know_before_believing(tmp_path):
         "an attempt from None ended: OSError",
     ]
     assert "No evaluation yet." in report.page([path])
+    (tmp_path / "run.json").write_text('{"attempts": [{"outcome": "another run"}]}')
+    (tmp_path / "a" / "run.json").write_text('{"attem')
+    assert runs.complaints(runs.read_run(path, "a")) == ["metrics.jsonl holds no row"]
+    (tmp_path / "a" / "run.json").unlink()
+    assert "another run" in runs.complaints(runs.read_run(path, "a"))[1]  # a seed of that one
 
 
 def test_names_and_settings_are_no_markup(tmp_path):

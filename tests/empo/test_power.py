@@ -483,6 +483,8 @@ def test_values_that_may_be_off_are_told():
         solution = solve(table, params, tol=1e-3)
     bound = float(re.search(r"= ([\d.e+-]+) ", str(told[0].message))[1])
     assert abs(float(solution.V_r[0]) / -1e4 - 1.0) < bound and bool(solution.converged)
+    with pytest.warns(RuntimeWarning, match="solve did not converge and stopped at a .* = 0.0002 "):
+        solver.warn_of_error("solve", 2e-6, 1e-6, 0.99)  # though the bound is small
     table = chain(3, achieved_at=2)
     with pytest.warns(RuntimeWarning, match="solve_assistance did not converge"):
         power.solve_assistance(table, np.full((1, 1, 3, 2), 0.5), 0.99, max_iterations=2)

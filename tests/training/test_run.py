@@ -66,7 +66,10 @@ def assert_same(a, b):
 def test_the_last_line_says_what_the_return_means(tmp_path):
     """Episodes of the seed phase are random; the threshold is the one that Gymnasium registers."""
     config = to_dict(Settings(env=Env(name="gymnax:CartPole-v1"), train=Train(seed_steps=20)))
-    for name, rows in {"seed-0": "10,0,,-3.0,9\n21,0,,50,9", "seed-1": "20,1,,-1,9"}.items():
+    for name, rows in {
+        "seed-0": "10,0,,-3.0,9\n11,1,,4\0.,9\n12,1,,nan,9\n21,0,,50,9",
+        "seed-1": "20,1,,-1,9",
+    }.items():
         (tmp_path / name).mkdir()
         text = f"step,environment,task,return,length\n{rows}\n1"  # a killed run's last line
         (tmp_path / name / "training_episodes.csv").write_text(text)
@@ -104,6 +107,9 @@ def test_a_run_leaves_everything_behind(whole):
     rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
     assert [r["step"] for r in rows if r["kind"] == "train"] == [20, 40, 60, 80]
     assert [r["step"] for r in rows if r["kind"] == "eval"] == [40, 80]
+    with open(os.path.join(workdir, "episodes.csv")) as file:
+        played = [(int(x["step"]), int(x["episode"])) for x in csv.DictReader(file)]
+    assert played == [(40, 0), (40, 1), (80, 0), (80, 1)]
     assert result.steps == 80 and [s for s, _ in result.evaluations] == [40, 80]
     setup = next(r for r in rows if r["kind"] == "setup")
     assert setup["parameters"] > 1e5 and setup["replay/bytes_targets"] > 0

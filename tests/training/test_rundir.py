@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -106,3 +107,11 @@ def test_a_run_is_read_with_its_copies_and_with_nothing_outside_of_it(place):
     copy.symlink_to(run.parent / "b.bin")  # a file that is there, by a way out
     with pytest.raises(ValueError, match="y=.*b.bin lies outside of the run and is not opened"):
         rundir.with_kept_inputs(settings, str(run))
+
+
+def test_a_null_in_a_field_that_a_run_is_opened_by_is_told(tmp_path):
+    values = dict(agent="tdmpc", train={}, eval={}, checkpoint={}, replay={})
+    for env, field in ((None, "env"), (dict(name=None, num_envs=2), "env.name")):
+        (tmp_path / "config.json").write_text(json.dumps(values | dict(env=env)))
+        with pytest.raises(ValueError, match=rf"config.json: field '{field}' is missing or no"):
+            rundir.load_config(str(tmp_path))
