@@ -18,7 +18,7 @@ from mbx.training import build
 
 
 def infonce(found, _, mask):
-    """Cross-entropy `[T, B]` of the successor among a step's unmasked ones; found `[T, B, 2, P]`."""
+    """Cross-entropy of the successor among those unmasked: `[T, B, 2, P]` -> `[T, B]`."""
     logits = jnp.einsum("tip,tjp->tij", found[..., 0, :], found[..., 1, :])
     own = jnp.diagonal(logits, axis1=1, axis2=2)
     return jax.nn.logsumexp(logits - 1e9 * (1.0 - mask[:, None]), axis=-1) - own

@@ -178,6 +178,7 @@ def test_own_paper_learns_which_state_follows():
         return jax.lax.scan(update, (agent.init(key), state), keys)[1]
 
     losses = run(jax.random.key(0))
+    assert own_paper.contrast.batch_loss is own_paper.infonce
     assert losses[-20:].mean() < 0.8 * losses[:10].mean(), losses
 
 
