@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mbx.api import train_fn as train_fn
     from mbx.training.policy import load_policy as load_policy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _FUNCTIONS = {"train": "mbx.api", "train_fn": "mbx.api", "load_policy": "mbx.training.policy"}
 _MODULES = tuple(

@@ -34,14 +34,14 @@ ADDRESS = "{address}"  # of the repository, as its setup.cfg says it
 if importlib.util.find_spec("mbx") is None:
     here = pathlib.Path.cwd()
     roots = [p for p in (here, *here.parents) if (p / "mbx" / "mppi.py").exists()]
-    sources = [*roots[:1], *sorted(here.glob("mbx-*.whl"))[-1:]]
+    sources = [*roots[:1], *sorted(here.glob("mbx_rl-*.whl"))[-1:]]
     sources += [f"git+{{ADDRESS}}"] if ADDRESS else []
     if not sources:
         raise RuntimeError(
             "mbx is not installed, and there is nothing here to install it from. Upload a wheel "
-            "beside this notebook (in a checkout: pip wheel --no-deps . makes mbx-*.whl; on Colab: "
-            "the folder symbol on the left), or set ADDRESS above to the repository's, then run "
-            "this cell again."
+            "beside this notebook (in a checkout: pip wheel --no-deps . makes mbx_rl-*.whl; on "
+            "Colab: the folder symbol on the left), or set ADDRESS above to the repository's, then "
+            "run this cell again."
         )
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", str(sources[0])], check=True)\
 """

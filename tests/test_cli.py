@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -135,6 +137,13 @@ def test_a_wheel_adds_one_name_and_trains_by_name_in_an_empty_directory(tmp_path
         command = [sys.executable, "-P", "-c", code, *arguments]
         return subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True)
 
+    (made,) = importlib.metadata.distributions(path=[str(site)])
+    declared = configparser.ConfigParser()
+    declared.read(ROOT / "setup.cfg")
+    assert (made.name, made.version) == ("mbx-rl", mbx.__version__)
+    assert run("--version").stdout == f"{made.version}\n"
+    assert made.metadata["Requires-Python"] == declared["options"]["python_requires"]
+    assert set(made.metadata.get_all("Provides-Extra")) == {*declared["options.extras_require"]}
     shown = run("train", "--config=bmpc", "--help")
     assert shown.returncode == 0 and "--config.loss.policy_loss=kl" in shown.stdout, shown.stderr
     refused = run("train", "--config=tdmpc", "--config.train.steps=-1")

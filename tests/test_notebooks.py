@@ -176,8 +176,8 @@ def test_the_first_cell_installs_from_what_there_is(install, tmp_path):
     published = "https://github.com/some/one"
     assert install(tmp_path, published) == f"git+{published}"
     for version in ("0.1.0", "0.2.0"):
-        (tmp_path / f"mbx-{version}-py3-none-any.whl").touch()
-    assert install(tmp_path, published) == str(tmp_path / "mbx-0.2.0-py3-none-any.whl")
+        (tmp_path / f"mbx_rl-{version}-py3-none-any.whl").touch()
+    assert install(tmp_path, published) == str(tmp_path / "mbx_rl-0.2.0-py3-none-any.whl")
     assert install(ROOT / "notebooks", published) == str(ROOT)
 
 

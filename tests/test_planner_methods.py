@@ -524,7 +524,7 @@ def test_what_an_optimiser_cannot_do_is_refused(toys, monkeypatch):
         plan(discrete=True, config=config)
     monkeypatch.undo()
     monkeypatch.setitem(__import__("sys").modules, "evosax", None)
-    with pytest.raises(ValueError, match=r"needs evosax: pip install -e '.\[evosax\]'"):
+    with pytest.raises(ValueError, match=r"needs evosax: pip install 'mbx-rl\[evosax\]'"):
         planners.find("evosax:CMA_ES")
 
 

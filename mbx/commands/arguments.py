@@ -64,5 +64,5 @@ def import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise ImportError("PyTorch reads and writes .pt: pip install 'mbx[torch]'") from error
+        raise ImportError("PyTorch reads and writes .pt: pip install 'mbx-rl[torch]'") from error
     return torch

@@ -2,7 +2,7 @@
 
     mbx export_tdmpc2 runs/walker model.pt
 
-Needs PyTorch (`pip install 'mbx[torch]'`) and a model that the official code supports:
+Needs PyTorch (`pip install 'mbx-rl[torch]'`) and a model that the official code supports:
 `configs/tdmpc2.py` on vector observations.
 """
 

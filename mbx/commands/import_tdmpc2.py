@@ -5,7 +5,7 @@ r"""Make a run directory of an official TD-MPC2 checkpoint, to evaluate, plan wi
     mbx train --config=configs/tdmpc2.py --config.train.init_from=runs/official \
         --config.env.name=dmc:walker-walk --config.model.size=5
 
-Needs PyTorch (`pip install 'mbx[torch]'`). A multi-task model takes its tasks in its order:
+Needs PyTorch (`pip install 'mbx-rl[torch]'`). A multi-task model takes its tasks in its order:
 --task=multi:dmc:walker-stand+dmc:walker-walk+... . Settings are those of configs/tdmpc2.py.
 """
 

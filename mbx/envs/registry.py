@@ -218,6 +218,6 @@ def _names_missing_package(name: str, extra: str = "") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        remedy = f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
+        remedy = f"pip install 'mbx-rl[{extra}]'" if extra else "pip install mbx-rl"
         words = f" needs {error.name}: {remedy}" if error.name else f": {error}"
         raise ImportError(f"env.name={name!r}{words}") from error

@@ -21,7 +21,7 @@ import jaxlib.version
 Options = dict[str, str | bool | int]
 
 # XLA may rename options, and only compiling a program shows whether it has them.
-_UNTRIED = (0, 12)  # of jaxlib, as setup.cfg allows it
+_UNTRIED = (0, 13)  # of jaxlib, as setup.cfg allows it
 _TRAINING_ON_CPU: Options = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
     "xla_cpu_prefer_vector_width": 512,

@@ -103,7 +103,7 @@ def _algorithm(name: str) -> Any:
         from evosax import algorithms
     except ImportError as error:
         raise ValueError(
-            f"planner 'evosax:{name}' needs evosax: pip install -e '.[evosax]'"
+            f"planner 'evosax:{name}' needs evosax: pip install 'mbx-rl[evosax]'"
         ) from error
     if name not in algorithms.algorithms:
         raise ValueError(f"evosax has no {name!r}: choose one of {tuple(algorithms.algorithms)}")

@@ -417,7 +417,7 @@ def require_wandb(log: Log) -> Any:
         import wandb
     except ImportError as error:
         raise ImportError(
-            f"log.wandb={log.wandb!r} needs the package wandb: pip install -e '.[wandb]', or "
+            f"log.wandb={log.wandb!r} needs the package wandb: pip install 'mbx-rl[wandb]', or "
             "leave log.wandb empty"
         ) from error
     return wandb

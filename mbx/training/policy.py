@@ -180,7 +180,7 @@ class Policy:
         try:
             import flatbuffers  # noqa: F401  jax.export writes with it
         except ImportError as error:
-            raise ImportError("exporting needs flatbuffers: pip install -e '.[export]'") from error
+            raise ImportError("export needs flatbuffers: pip install 'mbx-rl[export]'") from error
         zeros = np.zeros(self._shape, self.spec.obs_dtype), np.ones(self._num, bool)
         with run.matmul_precision(self._precision):
             export = jax.export.export(self._compiled, platforms=PLATFORMS)

@@ -194,7 +194,7 @@ def test_discrete_actions_are_one_hot(name):
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco_playground", None)
-    with pytest.raises(ImportError, match=r"pip install -e '\.\[playground\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'mbx-rl\[playground\]'"):
         envs.make("playground:CartpoleSwingup", 1)
 
 

@@ -296,7 +296,7 @@ def test_without_the_setting_nothing_is_opened(wandb, tmp_path):
 def test_a_missing_package_is_told_before_anything_is_made(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = tiny_config(log=dict(wandb="walks"))
-    with pytest.raises(ImportError, match=r"log\.wandb='walks' .* pip install -e '\.\[wandb\]'"):
+    with pytest.raises(ImportError, match=r"log\.wandb='walks' .* pip install 'mbx-rl\[wandb\]'"):
         run.train(config, str(tmp_path / "a"))
     assert not (tmp_path / "a").exists()
 
