@@ -193,3 +193,67 @@ def test_a_run_acts_with_the_data_in_its_replay(tmp_path):
         config["replay"]["capacity"] = 20
         with pytest.raises(ValueError, match="replay.capacity=20 with train.dataset=.* give room"):
             run.train(config, str(tmp_path / "small"))
+
+
+class Robot(Game):
+    """LeRobot's usual names, and a reward that the last step alone has."""
+
+    action_space = Box(-2.0, 2.0, (1,))
+    observation_space = Dict(
+        {"agent_pos": Box(-9.0, 9.0, (2,)), "pixels": Box(0, 255, (16, 16, 3), np.uint8)}
+    )
+
+    def _see(self):
+        return {
+            "agent_pos": np.float32([self.time, self.number]),
+            "pixels": np.full((16, 16, 3), 10 * self.time, np.uint8),
+        }
+
+
+def test_a_lerobot_data_set_is_read(tmp_path, monkeypatch):
+    """Needs the extra lerobot, which CI has not."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    made = pytest.importorskip("lerobot.datasets.lerobot_dataset").LeRobotDataset
+
+    def record(name, **more):
+        state = dict(dtype="float32", shape=(2,), names=None)
+        image = dict(dtype="image", shape=(16, 16, 3), names=["height", "width", "channels"])
+        one, flag = dict(state, shape=(1,)), dict(state, shape=(1,), dtype="bool")
+        features = {"observation.state": state, "observation.image": image, "action": one}
+        features |= {name: flag if "done" in name else one for name in more}
+        folder = str(tmp_path / name)
+        data = made.create("own/robot", fps=10, features=features, root=folder, use_videos=False)
+        env = Robot()
+        for seed in (0, 1):
+            obs, _ = env.reset(seed=seed)
+            for t in range(3 if seed == 0 else 7):
+                frame = {"observation.state": obs["agent_pos"], "observation.image": obs["pixels"]}
+                frame |= {n: np.array([x(t, seed)]) for n, x in more.items()}
+                data.add_frame(frame | {"action": np.float32([t % 3 - 1]), "task": "go"})
+                obs = env.step(t)[0]
+            data.save_episode()
+        data.finalize()
+        return f"lerobot:{folder}"
+
+    last = {"next.done": lambda t, seed: bool(t == (2, 6)[seed])}
+    reward = {"next.reward": lambda t, seed: np.float32(t == 2)}
+    robot = f"gym:{__file__}:Robot"
+    with envs.make(robot, 1, episode_length=7) as environment:
+        spec = environment.spec
+    settings = dataclasses.replace(SETTINGS, name=robot)
+    rows = datasets.read(record("whole", **last, **reward), spec, settings)
+    assert rows["size"].tolist() == [4, 8] and rows["transitions"].tolist() == [3, 7]
+    one = observations.named(spec.parts, observations.split(spec.parts, rows["row/obs"][0, :4]))
+    assert one["agent_pos"].tolist() == [[0, 0], [1, 0], [2, 0], [2, 0]]  # the last one again
+    assert one["pixels"][:, 3, 4, 1].tolist() == [0, 10, 20, 20]
+    assert rows["row/action"][0, :3, 0].tolist() == [-0.5, 0.0, 0.5]
+    assert rows["row/reward"][0, :4].tolist() == [0, 0, 0, 1]
+    # The first episode ends before the time limit of 7, the second one with it.
+    assert rows["row/terminated"][0, 3] and not rows["row/terminated"][1].any()
+    with pytest.raises(ValueError, match="does not fit .*: it lacks next.reward and has action, "):
+        datasets.read(record("without", **last), spec, settings)
+    with pytest.raises(ValueError, match="the task .* 3 discrete actions"):
+        discrete = spec._replace(discrete=True, action_dim=3, action_low=(), action_high=())
+        datasets.read(f"lerobot:{tmp_path}/whole", discrete, settings)
+    with pytest.raises(ValueError, match="lerobot:own/none' cannot be read"):
+        datasets.opened("lerobot:own/none")
