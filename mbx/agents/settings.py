@@ -200,6 +200,7 @@ class Log:
     """Logs besides the run directory."""
 
     wandb: str = setting("", "Project of Weights & Biases that mirrors the rows. Empty = none.")
+    trackio: str = setting("", "Project of Trackio that mirrors the rows. Empty = none.")
     wandb_entity: str = setting(
         "", "User or team of the project. Empty = your default.", needs={"wandb": NONZERO}
     )

@@ -3,7 +3,7 @@
     mbx export_data runs/pendulum pendulum/mbx-v0
     mbx train --config.env.name=gym:Pendulum-v1 --config.train.dataset=minari:pendulum/mbx-v0
 
-Needs Minari (`pip install 'mbx[minari]'`), which keeps data sets by name, and others can read it.
+Needs Minari (`pip install 'mbx-rl[minari]'`), which keeps data sets by name, and others can read it.
 Images are the newest ones without stacking; a step is an agent's, with its action repeat.
 """
 
@@ -45,7 +45,9 @@ def write(workdir: str, name: str) -> int:
         from minari.data_collector import EpisodeBuffer
         from minari.storage.datasets_root_dir import get_dataset_path
     except ImportError as error:
-        raise ImportError("a data set is written by Minari: pip install 'mbx[minari]'") from error
+        raise ImportError(
+            "a data set is written by Minari: pip install 'mbx-rl[minari]'"
+        ) from error
     arrays = transfer.read_arrays(os.path.join(workdir, "dataset.npz"))
     spec, settings = rundir.load_spec(workdir), rundir.load_settings(workdir)
     if spec is None:

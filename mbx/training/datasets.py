@@ -160,7 +160,7 @@ def opened(name: str) -> Recording:
                 raise ValueError("it has no episodes, or empty ones")
             return found
     need = f"train.dataset={name!r} needs {missing.name or reader}"
-    raise ImportError(f"{need}: pip install 'mbx[{reader}]'") from missing
+    raise ImportError(f"{need}: pip install 'mbx-rl[{reader}]'") from missing
 
 
 def places(lengths: np.ndarray, num_envs: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,8 +4,8 @@ metrics.jsonl has one object a row: kind ("setup", "train", "eval"), step (envir
 (seconds since the epoch) and the values. metrics.csv holds kind, step, name, value in long form.
 episodes.csv holds return and length of every evaluation episode, training_episodes.csv those of
 training. Files are append-only; a resumed run first drops the rows after its checkpoint.
-TensorBoard, Weights & Biases and the terminal mirror the rows; one that fails is dropped with a
-warning.
+TensorBoard, Weights & Biases, Trackio and the terminal mirror the rows; one that fails is dropped
+with a warning.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import glob
+import importlib
 import io
 import json
 import logging
@@ -51,7 +52,7 @@ class RunLogger:
         label: name of the shown part of a run ("seed 0").
 
     Raises:
-        ImportError, ValueError: as `Wandb`.
+        ImportError, ValueError: as `Tracker`.
     """
 
     def __init__(
@@ -69,7 +70,11 @@ class RunLogger:
         self.workdir = workdir
         resumed = resume_step is not None
         # First: where it fails there is no run yet, and the next attempt finds the directory free.
-        wandb = Wandb(workdir, log, config, resumed) if log.wandb else None
+        trackers = {
+            service: Tracker(service, workdir, log, config, resumed)
+            for service in TRACKERS
+            if getattr(log, service)
+        }
         self._jsonl = os.path.join(workdir, "metrics.jsonl")
         self._csv = os.path.join(workdir, "metrics.csv")
         self._write_config(config, resume_step)
@@ -77,7 +82,7 @@ class RunLogger:
         purge = None if resume_step is None else resume_step + 1
         self._sinks = Sinks(
             TensorBoard=open_tensorboard(os.path.join(workdir, "tb"), purge),
-            wandb=wandb,
+            **trackers,
             progress=None if quiet else Progress(progress_total, resume_step or 0, label),
         )
         if config:
@@ -258,6 +263,7 @@ def _long(row: Mapping[str, Any]) -> list[list[Any]]:
 
 
 STEPS = "environment_steps"
+TRACKERS = ("wandb", "trackio")
 _FLUSH_SECONDS = 30
 # What the terminal shows of a training row, in this order; of an evaluation.
 _TRAIN_SHOWN = {
@@ -363,64 +369,69 @@ def open_tensorboard(path: str, purge_step: int | None) -> TensorBoard | None:
         return None
 
 
-class Wandb:
-    """A Weights & Biases run (extra `wandb`) that mirrors the rows of one run directory.
-    Its id is kept in wandb.json for resuming (`resume`). Curves are drawn over `environment_steps`,
-    since wandb's own step counter cannot be set back. WANDB_MODE=offline keeps the rows in the run
-    directory for `wandb sync`.
+class Tracker:
+    """A run of Weights & Biases or Trackio (extras) that mirrors the rows of one run directory.
+    Its id is kept in wandb.json or trackio.json for resuming (`resume`). Curves are drawn over
+    `environment_steps`, since wandb's own step counter cannot be set back. WANDB_MODE=offline keeps
+    the rows in the run directory for `wandb sync`.
+
+    Args:
+        service: "wandb" or "trackio", which has its interface.
 
     Raises:
         ImportError: the package is missing.
-        ValueError: wandb does not open the run (no key, no network).
+        ValueError: it does not open the run (no key, no network).
     """
 
-    def __init__(self, workdir: str, log: Log, config: Mapping[str, Any], resume: bool) -> None:
-        wandb = require_wandb(log)
-        path = os.path.join(workdir, "wandb.json")
+    def __init__(
+        self, service: str, workdir: str, log: Log, config: Mapping[str, Any], resume: bool
+    ) -> None:
+        package, project = require_tracker(service, log), getattr(log, service)
+        path, self._counts = os.path.join(workdir, f"{service}.json"), service == "trackio"
         known = read_json(path) if resume and os.path.exists(path) else {}
         run_id = known.get("id") or secrets.token_hex(8)
         above, name = os.path.split(os.path.abspath(workdir))
+        name = f"{os.path.basename(above)}/{name}" if name.startswith("seed-") else name
+        options = dict(project=project, resume="allow", config=dict(config))
+        if self._counts:  # it knows a run by its name
+            options |= dict(name=f"{name}-{run_id[:6]}")
+        else:  # several seeds are several runs in one process
+            options |= dict(name=name, id=run_id, reinit="create_new", dir=workdir)
+            options |= dict(entity=log.wandb_entity or None)
         try:
-            self._run = wandb.init(
-                project=log.wandb,
-                entity=log.wandb_entity or None,
-                id=run_id,
-                resume="allow",
-                reinit="create_new",  # several seeds are several runs in one process
-                dir=workdir,
-                name=f"{os.path.basename(above)}/{name}" if name.startswith("seed-") else name,
-                config=dict(config),
-            )
-            self._run.define_metric(STEPS)
-            self._run.define_metric("*", step_metric=STEPS)
+            self._run = package.init(**options)
+            if not self._counts:
+                self._run.define_metric(STEPS)
+                self._run.define_metric("*", step_metric=STEPS)
         except Exception as error:
+            offline = "run `wandb login`, set WANDB_MODE=offline to upload later, or "
             raise ValueError(
-                f"log.wandb={log.wandb!r}: {error}: run `wandb login`, set WANDB_MODE=offline "
-                "to upload later, or leave log.wandb empty"
+                f"log.{service}={project!r}: {error}: {'' if self._counts else offline}leave "
+                f"log.{service} empty"
             ) from error
-        atomic_write(path, json.dumps({"id": run_id, "project": log.wandb}).encode())
+        atomic_write(path, json.dumps({"id": run_id, "project": project}).encode())
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Mirror one row; names are KIND/NAME, as in TensorBoard."""
-        self._run.log({STEPS: step, **{f"{kind}/{name}": v for name, v in values.items()}})
+        row = {STEPS: step, **{f"{kind}/{name}": v for name, v in values.items()}}
+        self._run.log(row, **(dict(step=step) if self._counts else {}))
 
     def close(self) -> None:
         """Send what is left and end the run."""
         self._run.finish()
 
 
-def require_wandb(log: Log) -> Any:
-    """The package wandb, if the settings need it. Raises ImportError if it is missing."""
-    if not log.wandb:
+def require_tracker(service: str, log: Log) -> Any:
+    """The package of a service, if the settings need it. Raises ImportError if it is missing."""
+    if not getattr(log, service):
         return None
     try:
-        import wandb
+        return importlib.import_module(service)
     except ImportError as error:
         raise ImportError(
-            f"log.wandb={log.wandb!r} needs the package wandb: pip install 'mbx-rl[wandb]', or "
-            "leave log.wandb empty"
+            f"log.{service}={getattr(log, service)!r} needs the package {service}: pip install "
+            f"'mbx-rl[{service}]', or leave log.{service} empty"
         ) from error
-    return wandb
 
 
 class Progress:
@@ -508,7 +519,7 @@ _COMPILING = "/jax/core/compile/"  # tracing, lowering, making machine code
 _FOREIGN = (
     *("absl", "brax", "dm_control", "dm_env", "etils", "flax", "gymnasium", "gymnax", "imageio"),
     *("jax", "labmaze", "matplotlib", "ml_collections", "mujoco", "mujoco_playground", "numpy"),
-    *("optax", "orbax", "OpenGL", "tensorboardX", "tqdm", "wandb"),
+    *("optax", "orbax", "OpenGL", "tensorboardX", "tqdm", "trackio", "wandb"),
 )
 _NVIDIA = "/dev/nvidia[0-9]*"
 

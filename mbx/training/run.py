@@ -238,7 +238,8 @@ def check_before(job: Job, workdir: str, log_dir: str) -> None:
         ImportError: for a package that it needs.
     """
     settings, rows = job.settings, job.intervals.planned
-    logging.require_wandb(settings.log)
+    for service in logging.TRACKERS:
+        logging.require_tracker(service, settings.log)
     config = to_dict(settings)
     rundir.check(config, workdir, log_dir)
     rundir.check_inputs(settings.files(), log_dir)

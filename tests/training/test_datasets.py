@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_named(game, spec, tmp_path):
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "minari", None)
     with pytest.raises(
-        ImportError, match=r"'minari:a-v0' needs minari: pip install 'mbx\[minari\]'"
+        ImportError, match=r"'minari:a-v0' needs minari: pip install 'mbx-rl\[minari\]'"
     ):
         datasets.opened("minari:a-v0")
 

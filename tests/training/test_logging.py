@@ -288,6 +288,30 @@ def test_seeds_are_runs_of_their_own_named_after_theirs(wandb, tmp_path):
         logger.close()
 
 
+def test_trackio_mirrors_rows_of_seeds_and_a_resumed_run(tmp_path):
+    """Needs the extra trackio, which CI has not."""
+    trackio = pytest.importorskip("trackio")
+    stored, project = trackio.sqlite_storage.SQLiteStorage, f"mbx-test-{os.getpid()}"
+    try:
+        paths = [str(tmp_path / "a" / f"seed-{i}") for i in (0, 1)]
+        log = Log(trackio=project)
+        loggers = [RunLogger(path, config=CONFIG, log=log) for path in paths]
+        for step, logger in enumerate(loggers):
+            with pytest.warns(UserWarning, match="not finite"):
+                logger.log("eval", step, {"return_mean": float("nan")})
+            logger.log("train", step, {"loss/value": 0.5})
+            logger.close()
+        with closing(RunLogger(paths[0], config=CONFIG, log=log, resume_step=5)) as logger:
+            logger.log("train", 9, {"loss/value": 0.25})
+        names = [run.name for run in trackio.Api().runs(project)]
+        rows = {name[:8]: stored.get_logs(project, name) for name in names}
+        assert [row["step"] for row in rows["a/seed-0"]] == [0, 0, 9]
+        assert [row.get("train/loss/value") for row in rows["a/seed-0"]] == [None, 0.5, 0.25]
+        assert [row["environment_steps"] for row in rows["a/seed-1"]] == [1, 1]
+    finally:
+        trackio.delete_project(project, force=True)
+
+
 def test_without_the_setting_nothing_is_opened(wandb, tmp_path):
     RunLogger(str(tmp_path), config={}).close()
     assert wandb.runs == [] and not (tmp_path / "wandb.json").exists()
