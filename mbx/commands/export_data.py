@@ -3,7 +3,7 @@
     mbx export_data runs/pendulum pendulum/mbx-v0
     mbx train --config.env.name=gym:Pendulum-v1 --config.train.dataset=minari:pendulum/mbx-v0
 
-Needs Minari (`pip install 'mbx-rl[minari]'`), which keeps data sets by name, and others can read it.
+Needs Minari (`pip install 'mbx-rl[minari]'`), which keeps data sets by name.
 Images are the newest ones without stacking; a step is an agent's, with its action repeat.
 """
 
