@@ -138,8 +138,11 @@ def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:
     return config.to_dict()
 
 
-def leave_untrained(workdir: str, config: dict[str, Any], spec: Any) -> None:
-    """What a run of `config` leaves in its directory, before it has learned anything."""
+def leave_untrained(workdir: str, config: dict[str, Any], spec: Any, noise: float = 0.0) -> None:
+    """What a run of `config` leaves in its directory, before it has learned anything.
+
+    noise: added to its numbers, among which some are zeros, so that values differ.
+    """
     from mbx.training import build, rundir
     from mbx.training.checkpoint import Checkpointer
     from mbx.training.logging import RunLogger
@@ -147,8 +150,12 @@ def leave_untrained(workdir: str, config: dict[str, Any], spec: Any) -> None:
     agent = build.build_agent(build.read(config), spec)
     RunLogger(workdir, config=config, quiet=True).close()
     rundir.save_spec(spec, workdir)
-    checkpointer = Checkpointer(workdir)
-    checkpointer.save_best(5, jax.jit(agent.init)(jax.random.key(3)), 1.0)
+    checkpointer, draw = Checkpointer(workdir), np.random.default_rng(3)
+    state = jax.tree.map(
+        lambda x: x + noise * draw.standard_normal(x.shape, "f4") if x.dtype == "f4" else x,
+        jax.jit(agent.init)(jax.random.key(3)),
+    )
+    checkpointer.save_best(5, state, 1.0)
     checkpointer.close()
 
 

@@ -1,10 +1,11 @@
-"""Write a trained policy to one file that runs with jax and numpy, without mbx or the environment.
+"""Write a trained policy to one file that runs without mbx or the environment.
 
     mbx export runs/pendulum --out=policy.mbx
     mbx export runs/pendulum --out=policy.mbx --no-planner
-    python examples/run_exported.py policy.mbx
+    mbx export runs/pendulum --out=policy.onnx --format=onnx
 
-The file holds the program for CPUs, NVIDIA GPUs and TPUs, the parameters and the units of actions.
+The file holds the program for CPUs, NVIDIA GPUs and TPUs, the parameters and the units of actions;
+examples/run_exported.py runs it. An ONNX file needs onnxruntime and numpy (examples/run_onnx.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 
 from mbx.commands.arguments import add_run, at_least, make_parser, run_directory
+from mbx.training import onnx_file
 from mbx.training.files import prepare_output
 from mbx.training.policy import PLATFORMS, load_policy
 
@@ -21,7 +23,8 @@ def main(arguments: list[str]) -> None:
     parser = make_parser(__name__, __doc__)
     add_run(parser, trust=False)
     add = parser.add_argument
-    add("--out", default="policy.mbx", help="Path of the file to write.")
+    add("--out", help="Path of the file to write (default: policy.mbx or policy.onnx).")
+    add("--format", choices=("mbx", "onnx"), default="mbx", help="Program for jax, or ONNX graph.")
     add("--no-planner", "--noplanner", action="store_true", help="The policy network alone.")
     add(
         "--batch",
@@ -29,12 +32,16 @@ def main(arguments: list[str]) -> None:
         help="Number of observations of a call (default: a single one).",
     )
     options = parser.parse_args(arguments)
-    out, workdir = os.path.abspath(options.out), run_directory(options)
+    path = options.out or f"policy.{options.format}"
+    out, workdir = os.path.abspath(path), run_directory(options)
     prepare_output(out)
     plans = not options.no_planner
     policy = load_policy(workdir, plans, batch=options.batch, which=options.checkpoint)
-    size = policy.save(out)
+    if options.format == "onnx":
+        words = onnx_file.save(policy, out)
+    else:
+        words = f"{policy.save(out) / 1e3:.0f} kB for {', '.join(PLATFORMS)}"
     print(
-        f"{options.out}: {size / 1e3:.0f} kB for {', '.join(PLATFORMS)}; observations "
-        f"{policy.spec.obs_shape}, {'with' if plans else 'without'} the planner"
+        f"{path}: {words}; observations {policy.spec.obs_shape}, "
+        f"{'with' if plans else 'without'} the planner"
     )

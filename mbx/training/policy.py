@@ -103,7 +103,7 @@ class Policy:
         if batch is not None and batch < 1:
             raise ValueError(f"batch={batch}: give at least 1, or None for a single observation")
         self.spec, self._batch, self._num = spec, batch, batch or 1
-        self._shape = (self._num, *spec.obs_shape)
+        self.shape = (self._num, *spec.obs_shape)
         leaves, structure = jax.tree.flatten(train)
         begun, actor_structure = jax.tree.flatten(strongly_typed(agent.init_actor(self._num)))
 
@@ -116,7 +116,7 @@ class Policy:
             carry = [*jax.tree.leaves(strongly_typed(actor)), jax.random.key_data(later)]
             return in_units(spec, action), carry
 
-        zeros = np.zeros(self._shape, spec.obs_dtype), np.ones(self._num, bool)
+        zeros = np.zeros(self.shape, spec.obs_dtype), np.ones(self._num, bool)
         carry = [*begun, jax.random.key_data(jax.random.key(seed))]
         with run.matmul_precision(settings.matmul_precision):
             used = _used(step, leaves, carry, *zeros)  # an action reads few leaves of a train state
@@ -128,18 +128,18 @@ class Policy:
                     whole[i] = x
                 return step(whole, carry, obs, first)
 
-            self._compiled = jax.jit(lean)
+            self.compiled = jax.jit(lean)
             # Bound to no device, as what the program makes of them: one program for all calls.
-            self._leaves = [jnp.asarray(np.asarray(leaves[i])) for i in used]
-            self._carry = self._begun = [jnp.asarray(np.asarray(x)) for x in carry]
-            jax.block_until_ready(self._compiled(self._leaves, self._carry, *zeros))
+            self.leaves = [jnp.asarray(np.asarray(leaves[i])) for i in used]
+            self._carry = self.begun = [jnp.asarray(np.asarray(x)) for x in carry]
+            jax.block_until_ready(self.compiled(self.leaves, self._carry, *zeros))
         self._precision = settings.matmul_precision
         self._first = np.ones(self._num, bool)
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of an observation as the agent sees it: `[...]`, or `[batch, ...]`."""
-        return self._shape if self._batch else self._shape[1:]
+        return self.shape if self._batch else self.shape[1:]
 
     def reset(self, which: np.ndarray | None = None) -> None:
         """Begin an episode with the next observation: all of a batch, or `which` `[batch]` bool."""
@@ -161,9 +161,9 @@ class Policy:
         Raises:
             ValueError: for an observation of another shape, or one that is not finite.
         """
-        obs = as_seen(self.spec, observation, self._shape[: 1 if self._batch else 0])
-        obs = obs.reshape(self._shape)
-        action, self._carry = self._compiled(self._leaves, self._carry, obs, self._first)
+        obs = as_seen(self.spec, observation, self.shape[: 1 if self._batch else 0])
+        obs = obs.reshape(self.shape)
+        action, self._carry = self.compiled(self.leaves, self._carry, obs, self._first)
         self._first = np.zeros(self._num, bool)
         action = np.asarray(action)
         if self.spec.discrete:
@@ -181,28 +181,28 @@ class Policy:
             import flatbuffers  # noqa: F401  jax.export writes with it
         except ImportError as error:
             raise ImportError("export needs flatbuffers: pip install 'mbx-rl[export]'") from error
-        zeros = np.zeros(self._shape, self.spec.obs_dtype), np.ones(self._num, bool)
+        zeros = np.zeros(self.shape, self.spec.obs_dtype), np.ones(self._num, bool)
         with run.matmul_precision(self._precision):
-            export = jax.export.export(self._compiled, platforms=PLATFORMS)
-            program = export(self._leaves, self._begun, *zeros).serialize()
-        lists = {"params": self._leaves, "memory": self._begun}
+            export = jax.export.export(self.compiled, platforms=PLATFORMS)
+            program = export(self.leaves, self.begun, *zeros).serialize()
+        lists = {"params": self.leaves, "memory": self.begun}
         named = {f"{n}_{i}": np.asarray(x) for n, xs in lists.items() for i, x in enumerate(xs)}
         arrays, content = io.BytesIO(), io.BytesIO()
         np.savez(arrays, **named)
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
             file.writestr("program", program)
             file.writestr("arrays.npz", arrays.getvalue())
-            file.writestr("about.json", json.dumps(self._about()))
+            file.writestr("about.json", json.dumps(self.about()))
         atomic_write(path, content.getvalue())
         return content.tell()
 
-    def _about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
         """Inputs and outputs of an exported file's program, as JSON."""
         spec = self.spec
         names = ("parts", "choices", "discrete", "action_shape", "action_dtype")
         return {name: getattr(spec, name) for name in (*names, "action_low", "action_high")} | {
             "task": spec.name,
-            "obs_shape": self._shape,
+            "obs_shape": self.shape,
             "obs_dtype": np.dtype(spec.obs_dtype).name,
             "batch": self._batch,
             "platforms": PLATFORMS,

@@ -56,12 +56,12 @@ def test_one_program_for_a_thousand_calls(planning, alone):
     planning.reset()
     obs = np.random.default_rng(0).normal(size=(1000, 2))
     actions = np.stack([planning(x) for x in obs])
-    assert planning._compiled._cache_size() == 1
+    assert planning.compiled._cache_size() == 1
     assert actions.shape == (1000, 2) and actions.dtype == np.float32
     assert (actions >= LOW).all() and (actions <= HIGH).all() and actions[:, 0].max() > 1.0
     for _ in range(3):
         alone(obs[:3].tolist())
-    assert alone._compiled._cache_size() == 1
+    assert alone.compiled._cache_size() == 1
 
 
 def test_it_acts_as_the_agent_with_the_same_keys(workdir, planning):
@@ -72,7 +72,7 @@ def test_it_acts_as_the_agent_with_the_same_keys(workdir, planning):
         )
     )
     planning.reset()
-    planning._carry = planning._begun
+    planning._carry = planning.begun
     actor, key, first = agent.init_actor(1), jax.random.key(0), jnp.ones(1, bool)
     for i in range(4):
         if i == 2:
@@ -169,7 +169,7 @@ def test_the_exported_file_acts_alike_without_mbx(workdir, planning, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     subprocess.run(command, check=True, cwd=tmp_path, env=environment)
     planning.reset()
-    planning._carry = planning._begun
+    planning._carry = planning.begun
     obs = np.random.default_rng(1).normal(size=(9, 2))
     expected = [planning(x) for x in obs[:6]]
     planning.reset()
@@ -257,8 +257,8 @@ def test_policies_and_files_take_and_give_what_the_environment_does(seen, acted,
     spec = environment.spec
     wanted = environment.reset(seed)[0]
     one = object.__new__(policy.Policy)
-    one.spec, one._batch, one._shape = spec, None, (1, *spec.obs_shape)
-    about = json.loads(json.dumps(one._about()))
+    one.spec, one._batch, one.shape = spec, None, (1, *spec.obs_shape)
+    about = json.loads(json.dumps(one.about()))
     np.testing.assert_array_equal(policy.as_seen(spec, env.given), wanted)
     np.testing.assert_array_equal(run_exported.as_seen(about, env.given)[0], wanted)
     np.testing.assert_array_equal(policy.as_seen(spec, wanted), wanted)  # one-hot, joined
@@ -290,8 +290,8 @@ ALARM = SPEC._replace(obs_shape=(5,), parts=PARTS, choices=(("alarm", ((0, 3),))
 )
 def test_observations_that_do_not_fit_are_named(given, words):
     one = object.__new__(policy.Policy)
-    one.spec, one._batch, one._shape = ALARM, None, (1, 5)
-    about = json.loads(json.dumps(one._about()))
+    one.spec, one._batch, one.shape = ALARM, None, (1, 5)
+    about = json.loads(json.dumps(one.about()))
     for call in (lambda: policy.as_seen(ALARM, given), lambda: run_exported.as_seen(about, given)):
         with pytest.raises(ValueError, match=words):
             call()
