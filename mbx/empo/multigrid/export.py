@@ -1,4 +1,4 @@
-"""A grid as a `TabularWorld`: every reachable state, by breadth-first search in jitted batches."""
+"""A grid as a `TabularWorld`: every reachable state, by breadth-first search in batches."""
 
 from __future__ import annotations
 
@@ -37,31 +37,29 @@ def enumerate_states(grid: Grid, *, limit: int = 200_000) -> tuple[State, tuple[
         states, prob = jax.vmap(lambda actions: grid.outcomes(state, actions))(joint)
         return pack(states), prob
 
-    frontier = [np.asarray(start).tobytes()]
-    found, links = {frontier[0]: 0}, []
-    while frontier:
-        now, frontier = frontier[:BATCH], frontier[BATCH:]
-        rows = _words(now + now[:1] * (BATCH - len(now)))
-        following, prob = (np.asarray(x)[: len(now)] for x in expand(rows))
+    rows, numbers, links = np.asarray(start)[None], np.zeros(1, np.int64), []
+    found, every = {rows.tobytes(): 0}, [rows]
+    while len(rows):
+        now, origin = np.resize(rows[:BATCH], (BATCH, rows.shape[1])), numbers[:BATCH]
+        following, prob = (np.asarray(x)[: len(origin)] for x in expand(now))
         at = np.nonzero(prob > 0.0)
-        names = [row.tobytes() for row in following[at]]
-        for name in names:
-            if name not in found:
-                found[name] = len(found)
-                if not layout.horizon or _words([name])[0, -1] < layout.horizon:
-                    frontier.append(name)
+        names = following[at].view(np.dtype((np.void, rows.shape[1] * 4)))[:, 0]
+        names, first, inverse = np.unique(names, return_index=True, return_inverse=True)
+        order, count = np.argsort(first), len(found)  # new states are numbered as they appear
+        own = np.empty(len(names), np.int64)
+        own[order] = [found.setdefault(names[i].tobytes(), len(found)) for i in order]
+        fresh = order[own[order] >= count]
+        every.append(following[at][first[fresh]])
+        links.append((origin[at[0]], at[1], own[inverse], prob[at]))
+        goes_on = np.full(len(fresh), not layout.horizon) | (every[-1][:, -1] < layout.horizon)
+        rows = np.concatenate([rows[BATCH:], every[-1][goes_on]])
+        numbers = np.concatenate([numbers[BATCH:], own[fresh][goes_on]])
         if len(found) > limit:
             raise TooManyStates(
                 f"the map has more than {limit} reachable states: shorten the horizon, "
                 "draw it smaller, raise humans.max_states or choose other humans"
             )
-        origin = np.array([found[name] for name in now])[at[0]]
-        links.append((origin, at[1], np.array([found[name] for name in names]), prob[at]))
-    return jax.vmap(restore)(_words(list(found))), _merge(links)
-
-
-def _words(names: list[bytes]) -> np.ndarray:
-    return np.frombuffer(b"".join(names), np.int32).reshape(len(names), -1)
+    return jax.vmap(restore)(np.concatenate(every)), _merge(links)
 
 
 def _merge(links: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:

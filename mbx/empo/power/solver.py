@@ -1,8 +1,9 @@
 """The exact solver of small worlds: equations (1)-(9) by jitted sweeps over all states.
 
 Phase 1 gives the human prior, phase 2 the robot policy. The successors of every (state, joint
-action) are one segment of a flat list, so a sweep is a gather and a segment sum. Public names are
-those of `mbx.power`.
+action) are one segment of a flat list, so a sweep is a gather and a segment sum. Large worlds in
+which no state comes back are solved once, backward, a few thousand states at a time. Public names
+are those of `mbx.power`.
 
 Axes: S states, H humans, G goals a human, A actions of an agent, R joint robot actions, P joint
 human actions, N transitions.
@@ -39,6 +40,8 @@ from mbx.empo.power.worlds import (
 )
 
 LOOSE = 1e-3  # relative error of values above which a solution says that it may have it
+LARGE = 2**24  # numbers of one expectation, above which worlds without cycles are solved backward
+CHUNK = 4_096  # states that are solved at once there
 
 
 class Solution(NamedTuple):
@@ -57,6 +60,7 @@ class Solution(NamedTuple):
         zero_ability: non-terminal (human, state) pairs whose X_h is at the floor, so that U_r there
             is no number to rely on.
         unreachable: goals of positive weight with V_h^e = 0 in every state.
+        bound: residual / (1 - gamma), how far values may be off, relative above 1.
     """
 
     V_hm: Array
@@ -74,6 +78,12 @@ class Solution(NamedTuple):
     converged: Array
     zero_ability: Array
     unreachable: Array
+    bound: Array | float = 0.0
+
+    @property
+    def W_h(self) -> Array:
+        """`[H, S]`, log2 X_h, the paper's power in bits; -inf where there is none."""
+        return jnp.log2(self.X_h)
 
 
 def solve(
@@ -85,11 +95,11 @@ def solve(
     human_policy: Any = None,
 ) -> Solution:
     """Solve equations (1)-(9) by sweeps over all states, in the precision that JAX is set to.
-    Acyclic worlds take as many sweeps as they are deep; cyclic ones run until the residual is at
-    most tol. Where a large beta_r makes them oscillate, sweeps are damped by themselves: the step
-    halves whenever 100 of them bring no new low. Values lie within residual / (1 - gamma) of the
-    solution, relative above 1.
-    Warns, with that bound, of a solution that did not converge or whose bound is above LOOSE.
+    Acyclic worlds take as many sweeps as they are deep, LARGE ones a single one, layer by layer;
+    cyclic ones run until the residual is at most tol. Where a large beta_r makes them oscillate,
+    sweeps are damped by themselves: the step halves whenever 100 of them bring no new low.
+    Values lie within `bound` of the solution. Warns of one that did not converge or whose bound is
+    above LOOSE.
 
     Args:
       world: arrays or numpy arrays; checked by `check_world`.
@@ -97,9 +107,7 @@ def solve(
       tol: residual to stop at; None: 1e-12 in float64, 1e-6 in float32.
       max_iterations: sweeps of each phase.
       human_policy: [H, G, S, A], a prior to take instead of phase 1's; V_hm and Q_hm are then 0.
-
-    Raises:
-      ValueError: an inconsistent world or parameter, or a policy that is none.
+    Raises ValueError: an inconsistent world or parameter, or a policy that is none.
     """
     check_world(world)
     check_params(params, theory=False)
@@ -110,19 +118,20 @@ def solve(
     if human_policy is not None:
         human_policy = jnp.asarray(_given_prior(human_policy, world), dtype)
     numbers = params._replace(reduce=None, optimistic=None)  # type: ignore[arg-type]  # words
-    solution = _solve(
-        _arrange(world, dtype),
-        jax.tree.map(lambda x: jnp.asarray(x, dtype), numbers),
-        jnp.asarray(tol, dtype),
-        human_policy,
-        sizes=(len(world.humans), len(world.robots), int(world.num_actions)),
-        reduce=params.reduce,
-        optimistic=bool(params.optimistic),
-        max_iterations=max_iterations,
-    )
+    arrays, numbers = _arrange(world, dtype), jax.tree.map(lambda x: jnp.asarray(x, dtype), numbers)
+    sizes = (len(world.humans), len(world.robots), int(world.num_actions))
+    words: dict[str, Any] = {"sizes": sizes, "reduce": params.reduce}
+    words["optimistic"] = bool(params.optimistic)
+    size = np.asarray(world.achieved).size * sizes[2] ** (sizes[0] + sizes[1])
+    layers = _layers(world) if size > LARGE else None
     gammas = [gamma for gamma in (float(params.gamma_h), float(params.gamma_r)) if gamma < 1.0]
-    warn_of_error("solve", float(solution.residual), float(tol), max(gammas, default=1.0))
-    return solution
+    gamma = max(gammas, default=1.0)
+    if layers is not None:
+        return _solve_backward(arrays, numbers, layers, human_policy, **words)
+    words["max_iterations"] = max_iterations
+    solution = _solve(arrays, numbers, jnp.asarray(tol, dtype), human_policy, **words)
+    warn_of_error("solve", float(solution.residual), float(tol), gamma)
+    return solution._replace(bound=solution.residual / (1.0 - gamma) if gamma < 1.0 else np.inf)
 
 
 def warn_of_error(function: str, residual: float, tol: float, gamma: float) -> None:
@@ -196,7 +205,10 @@ def _solve(
     running, zeros = ~a.terminal, jnp.zeros(a.achieved.shape, a.prob.dtype)
     repeat = partial(iterate, tol=tol, max_iterations=max_iterations)
     if given is None:
-        prior = partial(_prior_sweep, a, p, sizes, optimistic)
+
+        def prior(v: Array) -> tuple[Array, Array, Array]:
+            return _prior_sweep(a, p, sizes, optimistic, attained(v, a.achieved, p.gamma_h))
+
         v_hm, residual_1, count_1 = repeat(lambda v: prior(v)[0], zeros)
         v_hm, q_hm, pi_h = prior(v_hm)
     else:
@@ -208,19 +220,14 @@ def _solve(
     def value(v: Array, pi_r: Array) -> Array:
         """Eq. (6) for given robot policy, one sweep: [H, G, S]."""
         over = jnp.broadcast_to(a.terminal, v.shape)
-        expected = _expect(a, attained(v, a.achieved, p.gamma_h, over), sizes)
-        expected = jnp.einsum("hgspr,sr->hgsp", expected, pi_r)
-        return jnp.where(over, 0.0, jnp.sum(expected * own * others[:, None], axis=-1))
+        worth = attained(v, a.achieved, p.gamma_h, over)
+        return _value(a, sizes, worth, pi_r, others, own)
 
     def robot(v_r: Array) -> tuple[Array, Array]:
-        q = p.gamma_r * jnp.einsum("spr,sp->sr", _expect(a, v_r, sizes), marginal)
-        pi_r = robot_policy(jnp.where(running[:, None], q, -1.0), p.beta_r)
-        return jnp.where(running[:, None], q, 0.0), jnp.where(running[:, None], pi_r, 0.0)
+        return _robot(a, p, sizes, v_r, marginal)
 
     def reward(v: Array) -> tuple[Array, Array, Array]:
-        x_h = aggregate_ability(jnp.moveaxis(v, 1, -1), a.weight[:, None, :], p.zeta)
-        y = human_aggregate(x_h.T, p.xi, reduce=reduce)
-        return x_h, jnp.where(running, y, 0.0), jnp.where(running, -(y**p.eta), 0.0)
+        return _reward(a, p, reduce, v)
 
     def sweep(values: tuple[Array, Array]) -> tuple[Array, Array]:
         q, pi_r = robot(values[1])
@@ -246,6 +253,131 @@ def _solve(
     )
 
 
+def _value(a: _Arrays, sizes: Sizes, worth: Array, pi_r: Array, others: Array, own: Array) -> Array:
+    """Eq. (6) by what successors are `worth`."""
+    expected = jnp.einsum("hgspr,sr->hgsp", _expect(a, worth, sizes), pi_r)
+    value = jnp.sum(expected * own * others[:, None], axis=-1)
+    return jnp.where(jnp.broadcast_to(a.terminal, value.shape), 0.0, value)
+
+
+def _robot(
+    a: _Arrays, p: PowerParams, sizes: Sizes, v_r: Array, marginal: Array
+) -> tuple[Array, Array]:
+    """Eqs. (4) and (5)."""
+    running = ~a.terminal[:, None]
+    q = p.gamma_r * jnp.einsum("spr,sp->sr", _expect(a, v_r, sizes), marginal)
+    pi_r = robot_policy(jnp.where(running, q, -1.0), p.beta_r)
+    return jnp.where(running, q, 0.0), jnp.where(running, pi_r, 0.0)
+
+
+def _reward(a: _Arrays, p: PowerParams, reduce: str, v: Array) -> tuple[Array, Array, Array]:
+    """Eqs. (7) and (8): X_h, y and U_r."""
+    x_h = aggregate_ability(jnp.moveaxis(v, 1, -1), a.weight[:, None, :], p.zeta)
+    y = human_aggregate(x_h.T, p.xi, reduce=reduce)
+    return x_h, jnp.where(a.terminal, 0.0, y), jnp.where(a.terminal, 0.0, -(y**p.eta))
+
+
+def _layers(world: TabularWorld) -> list[np.ndarray] | None:
+    """The states that are not terminal, those first whose successors are all terminal, then those
+    whose successors are all among these, and so on; None where there are cycles.
+    """
+    state, following = np.asarray(world.succ_state), np.asarray(world.succ_next)
+    solved, layers = np.asarray(world.terminal).astype(bool), []
+    while not solved.all():
+        waits = np.zeros_like(solved)
+        waits[state[~solved[following]]] = True
+        layers.append(np.flatnonzero(~solved & ~waits))
+        if not layers[-1].size:
+            return None
+        solved = solved | ~waits
+    return layers
+
+
+def _solve_backward(
+    a: _Arrays,
+    p: PowerParams,
+    layers: list[np.ndarray],
+    given: Array | None,
+    *,
+    sizes: Sizes,
+    reduce: str,
+    optimistic: bool,
+) -> Solution:
+    """The solution of a world without cycles: every state once, after its successors."""
+    humans, robots, actions = sizes
+    joint, states = actions ** (humans + robots), len(a.terminal)
+    chunks = [own for layer in layers for own in np.split(layer, range(CHUNK, len(layer), CHUNK))]
+    a = jax.tree.map(np.asarray, a)
+    ends: Any = np.searchsorted(a.segment, np.arange(states + 1) * joint)
+    count = np.diff(ends)
+    room = max(int(count[own].sum()) for own in chunks)
+    shape, dtype = a.achieved.shape, a.prob.dtype
+    new = lambda *sizes: np.zeros(sizes, dtype)  # noqa: E731
+    s = {name: new(*shape) for name in ("V_hm", "V_h_e")}
+    s |= {name: new(*shape, actions) for name in ("Q_hm", "pi_h")}
+    s |= {"X_h": new(humans, states), **{name: new(states) for name in ("U_r", "y")}}
+    s |= {name: new(states, actions**robots) for name in ("Q_r", "pi_r")}
+    s["V_r"] = np.where(a.terminal, np.asarray(p.terminal_v_r), 0).astype(dtype)
+    for own in chunks:
+        size = min(CHUNK, max(map(len, layers)))
+        where = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in own])
+        local = np.repeat(np.arange(len(own)), count[own]) * joint + a.segment[where] % joint
+        local = np.pad(local, (0, room - len(where)), constant_values=size * joint - 1)
+        padded = np.pad(own, (0, size - len(own)), mode="edge")
+        part = _Arrays(
+            segment=local.astype(np.int32),
+            following=np.pad(a.following[where], (0, room - len(where))),
+            prob=np.pad(a.prob[where], (0, room - len(where))),
+            terminal=np.zeros(size, bool),
+            achieved=a.achieved[:, :, padded],
+            weight=a.weight,
+        )
+        known = s["V_hm"], s["V_h_e"], s["V_r"], a.achieved, a.terminal
+        prior = None if given is None else np.asarray(given)[:, :, padded]
+        found = _solve_layer(part, p, known, prior, sizes, reduce, optimistic)
+        for name, value in found.items():
+            axis = {"V_hm": 2, "V_h_e": 2, "Q_hm": 2, "pi_h": 2, "X_h": 1}.get(name, 0)
+            s[name][(slice(None),) * axis + (own,)] = np.take(value, range(len(own)), axis)
+    running = np.broadcast_to(~a.terminal, s["X_h"].shape)
+    return Solution(
+        **{name: jnp.asarray(value) for name, value in s.items()},
+        residual=jnp.zeros((), dtype),
+        iterations=jnp.int32(len(layers)),
+        converged=jnp.bool_(True),
+        zero_ability=jnp.sum((s["X_h"] <= ABILITY_FLOOR) & running),
+        unreachable=jnp.asarray((a.weight > 0) & (s["V_h_e"] <= 0.0).all(axis=-1)),
+    )
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6))
+def _solve_layer(
+    a: _Arrays,
+    p: PowerParams,
+    known: tuple[Array, ...],
+    given: Array | None,
+    sizes: Sizes,
+    reduce: str,
+    optimistic: bool,
+) -> dict[str, Array]:
+    """Fields of `Solution` of the states of `a`, by the values of all states that follow them."""
+    v_hm, v, v_r, achieved, terminal = known
+    over = jnp.broadcast_to(terminal, v.shape)
+    if given is None:
+        worth = attained(v_hm, achieved, p.gamma_h)
+        v_hm, q_hm, pi_h = _prior_sweep(a, p, sizes, optimistic, worth)
+        found = {"V_hm": v_hm, "Q_hm": q_hm, "pi_h": pi_h}
+    else:
+        found = {"pi_h": given}
+    others, own = _human_profiles(a, found["pi_h"], sizes)
+    marginal = others[0] * jnp.einsum("g,gsp->sp", _normal(a.weight)[0], own[0])
+    q, pi_r = _robot(a, p, sizes, v_r, marginal)
+    worth = attained(v, achieved, p.gamma_h, over)
+    v = _value(a, sizes, worth, pi_r, others, own)
+    x_h, y, u_r = _reward(a, p, reduce, v)
+    v_r = u_r + jnp.sum(pi_r * q, axis=-1)
+    return found | dict(V_h_e=v, X_h=x_h, U_r=u_r, y=y, Q_r=q, pi_r=pi_r, V_r=v_r)
+
+
 def _expect(a: _Arrays, values: Array, sizes: Sizes) -> Array:
     """sum_s' P(s'|s, p, r) values(s'): `[..., S]` -> `[..., S, P, R]`."""
     humans, robots, actions = sizes
@@ -257,21 +389,21 @@ def _expect(a: _Arrays, values: Array, sizes: Sizes) -> Array:
 
 
 def _prior_sweep(
-    a: _Arrays, p: PowerParams, sizes: Sizes, optimistic: bool, v: Array
+    a: _Arrays, p: PowerParams, sizes: Sizes, optimistic: bool, worth: Array
 ) -> tuple[Array, Array, Array]:
-    """Eqs. (1)-(3): V_hm `[H, G, S]` -> new V_hm, Q_hm, pi_h."""
+    """Eqs. (1)-(3): what successors are `worth`, `[H, G, S]` -> V_hm, Q_hm, pi_h."""
     humans, _, actions = sizes
     robot = jnp.max if optimistic else jnp.min
-    profile = robot(_expect(a, attained(v, a.achieved, p.gamma_h), sizes), axis=-1)
+    profile = robot(_expect(a, worth, sizes), axis=-1)
     # Which joint human actions have human h do a; the others are believed uniform.
     choice = jax.nn.one_hot(profiles(humans, actions), actions)
-    believed = choice.astype(v.dtype) / actions ** (humans - 1)
+    believed = choice.astype(worth.dtype) / actions ** (humans - 1)
     q = jnp.einsum("hgsp,pha->hgsa", profile, believed)
-    terminal = jnp.broadcast_to(a.terminal, v.shape)[..., None]
+    terminal = jnp.broadcast_to(a.terminal, a.achieved.shape)[..., None]
     open_ = ~a.achieved[..., None] & ~terminal
     q = jnp.where(open_, q, 0.0)
     pi = p.nu_h / actions + (1.0 - p.nu_h) * _soft_best(q, p.beta_h)
-    still = jax.nn.one_hot(jnp.zeros(v.shape, jnp.int32), actions, dtype=v.dtype)
+    still = jax.nn.one_hot(jnp.zeros(a.achieved.shape, jnp.int32), actions, dtype=worth.dtype)
     pi = jnp.where(open_, pi, jnp.where(terminal, 0.0, still))
     return jnp.sum(pi * q, axis=-1), q, pi
 
