@@ -18,6 +18,7 @@ _JOBS = {
     "Train": ("train", "sweep"),
     "Look at runs": ("evaluate", "plot", "report", "watch", "play"),
     "Use a policy elsewhere": ("export", "export_data", "export_tdmpc2", "import_tdmpc2"),
+    "Worlds": ("convert_map",),
 }
 COMMANDS = [name for names in _JOBS.values() for name in names]
 

@@ -90,10 +90,11 @@ class Oracle:
         return (x + AHEAD[d][0], y + AHEAD[d][1])
 
     def asks(self, world, actions, i):
-        """Number of the magic wall that agent i asks, or None."""
-        if not self.walks(world, actions, i) or not self.layout.may_enter_magic[i]:
-            return None
+        """Number of the magic wall or bush that agent i asks, or None."""
         for w, place in enumerate(self.layout.magic.tolist()):
+            who = self.layout.is_human if self.layout.bush[w] else self.layout.may_enter_magic
+            if not self.walks(world, actions, i) or not who[i]:
+                continue
             side = self.layout.magic_side[w]
             right = side == 4 or world["agents"][i][2] == (side + 2) % 4
             if tuple(place) == self.ahead(world, i) and right and not world["solid"][w]:
@@ -114,7 +115,13 @@ class Oracle:
         claims: dict = {}
         for i, action in enumerate(actions):
             reaching = world["alive"][i] and action >= FORWARD
-            claims.setdefault(self.ahead(world, i) if reaching else ("own", i), []).append(i)
+            claim = self.ahead(world, i) if reaching else ("own", i)
+            if reaching and self.layout.physics == "reference":
+                row = self.row(world, [a[:2] for a in world["agents"]], i)
+                item = ("item", claim) if claim in world["items"] else ("own", i)
+                pushed = ("own", i) if row is None else row[1]
+                claim = {FORWARD: pushed, PICK_UP: item}.get(action, ("own", i))
+            claims.setdefault(claim, []).append(i)
         blocks = list(claims.values())
         for winners in itertools.product(*blocks):
             losers = [i for block in blocks for i in block if i not in winners]
@@ -177,31 +184,61 @@ class Oracle:
         x, y, d = world["agents"][i]
         if self.closed(world, began, cell, i):
             return
-        magic = self.layout.magic.tolist()
-        if list(cell) in magic:
-            w = self.asks(world, actions, i)
-            if w is None:
-                return
-            if answer != "in":
-                world["solid"][w] |= answer == "stone"
-                return
-        for m, place in enumerate(world["movable"]):
-            if place != cell:
+        for w, place in enumerate(self.layout.magic.tolist()):
+            if tuple(place) != cell:
                 continue
-            beyond = (cell[0] + AHEAD[d][0], cell[1] + AHEAD[d][1])
-            heavy = self.layout.heavy[m] and self.layout.is_human[i]
-            if (
-                heavy
-                or self.closed(world, began, beyond, None)
-                or beyond in world["movable"]
-                or self.layout.lava[beyond[::-1]]
-                or list(beyond) in magic
-            ):
+            bush = self.layout.bush[w]
+            if bush and (world["solid"][w] or not self.layout.is_human[i]):
+                world["solid"][w] = True
+            elif self.asks(world, actions, i) is None:
                 return
-            world["movable"][m] = beyond
+            elif answer != "in":
+                world["solid"][w] |= answer == "stone" and not bush
+                return
+            elif bush:
+                world["solid"][w] = True
+        row = self.row(world, began, i)
+        if row is None:
+            return
+        for m in row[0]:
+            mx, my = world["movable"][m]
+            world["movable"][m] = (mx + AHEAD[d][0], my + AHEAD[d][1])
+        for j in row[2]:
+            world["alive"][j], world["agents"][j] = False, (0, 0, world["agents"][j][2])
         world["agents"][i] = (*cell, d)
         if self.layout.lava[cell[::-1]]:
             world["alive"][i] = False
+
+    def row(self, world, began, i):
+        """The things that agent i pushes by going ahead, where the last one lands and whom it hits;
+        None where they are stuck."""
+        (dx, dy), cell, row = AHEAD[world["agents"][i][2]], self.ahead(world, i), []
+        while cell in world["movable"] and (not row or self.layout.physics == "reference"):
+            row.append(world["movable"].index(cell))
+            cell = (cell[0] + dx, cell[1] + dy)
+        heavy, strong = self.layout.heavy, self.layout.may_push
+        if not row:
+            return [], cell, []
+        if any(heavy[m] for m in row) and not strong[i]:
+            return None
+        hit = [
+            j
+            for j, agent in enumerate(world["agents"])
+            if agent[:2] == cell and world["alive"][j] and not strong[j] and strong[i]
+        ]
+        hit = hit if heavy[row[-1]] and self.layout.rocks_kill else []
+        standing = [
+            place
+            for w, place in enumerate(self.layout.magic.tolist())
+            if not (self.layout.bush[w] and world["solid"][w])
+        ]
+        stuck = (
+            self.closed(world, began, cell, None)
+            or cell in world["movable"]
+            or self.layout.lava[cell[::-1]]
+            or list(cell) in standing
+        )
+        return None if stuck and not hit else (row, cell, hit)
 
     def toggle(self, world, before, i):
         cell = self.ahead(world, i)

@@ -27,6 +27,10 @@ WORLDS = {
         "######\n#>W1##\n#vm.##\n#.u.##\n######",
         dict(legend=COLORED, magic_entry=0.6, magic_solidify=0.25, magic_users="all"),
     ),
+    "reference": (
+        "#######\n#1ob.<#\n#o&.k.#\n#v..o.#\n#######",
+        dict(physics="reference", rocks_kill=True, actions=7, magic_entry=0.7),
+    ),
     "buttons": ("######\n#>C1S#\n#P.3##\n#KvT.#\n######", dict(legend=COLORED)),
 }
 
@@ -67,6 +71,6 @@ def test_transitions_against_the_oracle(name):
         pick = jnp.asarray(chosen)
         states = jax.tree.map(lambda x, i=pick: x[jnp.arange(BATCH), i], following)
     there = np.array([leaf.size > 0 for leaf in start])
-    there[1] = name in ("push", "buttons")  # who else might die
+    there[1] = name in ("push", "buttons", "reference")  # who else might die
     chance = most > 1 or name == "buttons"
     assert chance and (moved >= there).all(), (most, moved)

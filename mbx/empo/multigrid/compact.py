@@ -41,9 +41,7 @@ def make_features(
     """`features(layout, state) -> [D]`, and the shape (C, Y, X) of the channels it begins with.
     template: a layout with as much of everything as any map. places, starts: `[L, ...]`, of all
     maps there will be: a channel that none of them uses is left out.
-
-    Raises:
-        ValueError: for more than SLOTS buttons of a kind.
+    Raises ValueError for more than SLOTS buttons of a kind.
     """
     for kind, name in enumerate(BUTTONS):
         count = int((template.button_kind == kind).sum())
@@ -99,7 +97,7 @@ def agent_features(layout: Layout, state: State) -> Array:
         agents[:, 1] / (rows - 1),
         *jax.nn.one_hot(state.agents[:, 2], 4).T,
         layout.may_enter_magic,
-        ~human,
+        layout.may_push,
         kind,
         color,
         paused,

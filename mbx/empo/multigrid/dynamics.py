@@ -6,7 +6,10 @@ unless the first could not move). A cell that an agent stood on when the step be
 others for that step. Leaving unsteady ground, an agent goes astray to its left or right with half
 the stumbling probability each. A magic wall lets an agent through from its magic side with a
 probability, and may turn to stone when it does not. These rules reproduce the transitions of the
-reference's multigrid (docs/sources.md#empo). Axes: N agents, K outcomes of a joint action.
+reference's multigrid (docs/sources.md#empo), where nobody pushes two things at once nor to where
+another goes. With physics "reference" a row of rocks and blocks is pushed as one, contention is for
+the cell that its last one lands on, and what is toggled or dropped is not contended for. Axes: N
+agents, K outcomes of a joint action.
 
 An outcome is a number that is read digit by digit, each digit one event with its own number of
 ways; a number with something left over at the end stands for nothing and has probability 0.
@@ -75,7 +78,8 @@ def make_bounds(layout: Layout) -> Bounds:
     num = len(layout.agents)
     shaky = min(num, int(layout.unsteady.sum())) if layout.stumble else 0
     sides = sum(4 if side == 4 else 1 for side in layout.magic_side.tolist())
-    asking = min(int(layout.may_enter_magic.sum()), sides)
+    asks = layout.may_enter_magic & (~layout.bush).any() | layout.is_human & layout.bush.any()
+    asking = min(int(asks.sum()), sides)
     ways = 3 if layout.magic_solidify else 2
     bounds = Bounds(max_winners(num), 3**shaky, ways**asking, ways)
     if bounds.total > MAX_OUTCOMES:
@@ -89,7 +93,6 @@ def make_bounds(layout: Layout) -> Bounds:
 
 def make_outcomes(layout: Layout) -> Callable[[dict[str, Array], State, Array], Any]:
     """`outcomes(own, state, actions)` -> states and probabilities, see `Grid`.
-
     own: `board_arrays` of the state's own map, where maps differ; {} where all are of `layout`.
     layout: one that has as much of everything as any of the maps, of the same kinds.
     """
@@ -166,7 +169,8 @@ def _step(board: Board, start: Scene, actions: Scalars, outcome: Array) -> tuple
     ahead = tuple(c + d for c, d in zip(scene.cell, deltas, strict=True))
     answer = (jnp.int32(0),) * num
     if bounds.magic > 1:
-        faced = zip(steps, ahead, heading, layout.may_enter_magic, strict=True)
+        who = layout.is_human, layout.may_enter_magic
+        faced = zip(steps, ahead, heading, *who, strict=True)
         asking = tuple(
             step & effects.magic_ahead(board, scene.solid, *facing) for step, *facing in faced
         )
@@ -177,16 +181,36 @@ def _step(board: Board, start: Scene, actions: Scalars, outcome: Array) -> tuple
         prob = prob * chance
     reaches = [(actions[i] >= maps.FORWARD) & scene.alive[i] for i in range(num)]
     claims = tuple(jnp.where(reaches[i], ahead[i], -1 - i) for i in range(num))
+    seen = (scene.cell, heading, ahead, deltas, layout.is_human, layout.may_push)
+    seen = (*seen, layout.may_enter_magic, answer)
+    if layout.physics == "reference":
+        claims = tuple(
+            _claim(board, scene, Turn(jnp.int32(i), *(x[i] for x in seen), start), actions[i])
+            for i in range(num)
+        )
     fits = rest < bounds.contests
     rest = jnp.minimum(rest, bounds.contests - 1)
     order, chance, rest = contend(claims, rest, bounds.contests)
     prob = jnp.where(fits & (rest == 0), prob * chance, 0.0)
     for agent in order:
         agent = effects.once(agent, num)
-        seen = (scene.cell, heading, ahead, deltas, layout.is_human, layout.may_enter_magic, answer)
         turn = Turn(agent, *(effects.pick(values, agent) for values in seen), start)
         scene = effects.act(board, scene, turn, effects.pick(actions, agent))
     return effects.remembered(layout, start, scene, actions), prob
+
+
+def _claim(board: Board, scene: Scene, turn: Turn, action: Array) -> Array:
+    """What an agent contends for by the reference's rules: a cell, an item, or nothing of anyone's
+    (a number of its own). Things are pushed to the cell where the last of a row lands.
+    """
+    nothing, alive = -1 - turn.agent, effects.pick(scene.alive, turn.agent)
+    row, landing, stuck, _ = effects.push(board, scene, turn)
+    pushed = jnp.where(stuck, nothing, landing)
+    item = effects.among(scene.items, turn.ahead)
+    taken = jnp.where(item, turn.ahead + board.layout.wall.size, nothing)
+    claim = jnp.where(action == maps.PICK_UP, taken, nothing)
+    claim = jnp.where(action == maps.FORWARD, pushed if row else turn.ahead, claim)
+    return jnp.where(alive, claim, nothing)
 
 
 def max_winners(num_agents: int) -> int:

@@ -16,7 +16,9 @@ paused switch was disabled and enabled again, the switch here pauses them again.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -51,6 +53,7 @@ class Turn(NamedTuple):
     ahead: Array
     delta: Array
     human: Array  # whether it is one
+    pushes: Array  # rocks
     enters: Array
     answer: Array
     start: Scene  # when the step began
@@ -120,7 +123,9 @@ def blocked(board: Board, scene: Scene, turn: Turn, cell: Array, *, to_all: bool
 
 def vacant(board: Board, scene: Scene, turn: Turn, cell: Array) -> Array:
     """Whether a thing may come to lie on `cell`: nothing there, no lava, no magic wall."""
-    there = among((*scene.movable, *board.magic_cell), cell)
+    walls = zip(board.magic_cell, scene.solid, board.layout.bush, strict=True)
+    closed = (jnp.where(gone > 0, -1, at) if bush else at for at, gone, bush in walls)
+    there = among((*scene.movable, *closed), cell)
     there = there | blocked(board, scene, turn, cell, to_all=True)
     return ~there & ((terrain(board, cell) & LAVA) == 0)
 
@@ -132,15 +137,18 @@ def forward(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
     """Step ahead, pushing a rock or block; into lava, which ends it; through a magic wall."""
     free = do & ~blocked(board, scene, turn, turn.ahead, to_all=False)
     scene, free = _through_magic(board, scene, turn, free)
-    beyond = turn.ahead + turn.delta
-    if scene.movable:
-        pairs = zip(scene.movable, board.layout.heavy, strict=True)
-        too_heavy = turn.human & among(tuple(cell for cell, heavy in pairs if heavy), turn.ahead)
-        stuck = too_heavy | ~vacant(board, scene, turn, beyond)
-        free = free & ~(among(scene.movable, turn.ahead) & stuck)
-    free = once(free, 2) > 0
+    row, _, stuck, hit = push(board, scene, turn)
+    free = once(free & ~stuck, 2) > 0
     drowned = free & ((terrain(board, turn.ahead) & LAVA) != 0)
-    pushed = (jnp.where((cell == turn.ahead) & free, beyond, cell) for cell in scene.movable)
+    pushed = (
+        jnp.where(here & free, cell + turn.delta, cell)
+        for cell, here in zip(scene.movable, row, strict=True)
+    )
+    if board.layout.rocks_kill:  # who is under a rock lies in the corner, in nobody's way
+        out = [victim & free for victim in hit]
+        alive = (now & ~dead for now, dead in zip(scene.alive, out, strict=True))
+        cells = (jnp.where(dead, 0, at) for at, dead in zip(scene.cell, out, strict=True))
+        scene = scene._replace(alive=tuple(alive), cell=tuple(cells))
     return scene._replace(
         movable=tuple(pushed),
         cell=put(scene.cell, turn.agent, turn.ahead, free),
@@ -148,25 +156,64 @@ def forward(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
     )
 
 
-def magic_ahead(board: Board, solid: Scalars, cell: Array, heading: Array, enters: Array) -> Array:
-    """Whether an agent with that heading may ask the magic wall at `cell` to let it through."""
+def push(board: Board, scene: Scene, turn: Turn) -> tuple[Scalars, Array, Array, Scalars]:
+    """What an agent that goes ahead would push: which rocks and blocks, where the last one lands,
+    whether they are stuck, and which agents it lands on (where rocks kill).
+    """
+    layout, landing, last_is_rock = board.layout, turn.ahead, jnp.bool_(False)
+    row = [jnp.bool_(False)] * len(scene.movable)
+    if not row:
+        return (), landing, jnp.bool_(False), ()
+    for _ in row if layout.physics == "reference" else row[:1]:
+        here = [cell == landing for cell in scene.movable]
+        row = [old | new for old, new in zip(row, here, strict=True)]
+        rocks = [new for new, heavy in zip(here, layout.heavy, strict=True) if heavy]
+        last_is_rock = jnp.where(among(scene.movable, landing), _any(rocks), last_is_rock)
+        landing = jnp.where(among(scene.movable, landing), landing + turn.delta, landing)
+    rocks = [there for there, heavy in zip(row, layout.heavy, strict=True) if heavy]
+    fits, hit = vacant(board, scene, turn, landing), []
+    if layout.rocks_kill:
+        agents = zip(scene.cell, scene.alive, layout.may_push, strict=True)
+        hit = [(at == landing) & alive & (not strong) & turn.pushes for at, alive, strong in agents]
+        hit = [victim & last_is_rock for victim in hit]
+        fits = fits | _any(hit)
+    stuck = _any(row) & ((_any(rocks) & ~turn.pushes) | ~fits)
+    return tuple(row), landing, stuck, tuple(hit)
+
+
+def _any(values: Iterable[Array]) -> Array:
+    return functools.reduce(jnp.bitwise_or, values, jnp.bool_(False))
+
+
+def magic_ahead(
+    board: Board, solid: Scalars, cell: Array, heading: Array, human: Array, enters: Array
+) -> Array:
+    """Whether an agent with that heading may ask what is at `cell` to let it through: magic walls
+    those who enter them, bushes humans.
+    """
     found = jnp.bool_(False)
     for number, stone in enumerate(solid):
         side = board.magic_side[number]
         right_side = (side == 4) | (heading == ((side + 2) & 3))
-        found = found | ((board.magic_cell[number] == cell) & right_side & (stone == 0))
-    return found & enters
+        asks = human if board.layout.bush[number] else enters
+        found = found | ((board.magic_cell[number] == cell) & right_side & (stone == 0) & asks)
+    return found
 
 
 def _through_magic(board: Board, scene: Scene, turn: Turn, free: Array) -> tuple[Scene, Array]:
     if not scene.solid:
         return scene, free
-    asked = free & magic_ahead(board, scene.solid, turn.ahead, turn.heading, turn.enters)
+    seen = turn.heading, turn.human, turn.enters
+    asked = free & magic_ahead(board, scene.solid, turn.ahead, *seen)
     hardens, passes = asked & (turn.answer == PETRIFIED), asked & (turn.answer == ENTER)
-    walls = zip(scene.solid, tuple(board.magic_cell), strict=True)
-    solid = (jnp.where(hardens & (cell == turn.ahead), 1, stone) for stone, cell in walls)
-    free = free & (~among(tuple(board.magic_cell), turn.ahead) | passes)
-    return scene._replace(solid=tuple(solid)), free
+    solid, closed = [], jnp.bool_(False)
+    walls = zip(scene.solid, tuple(board.magic_cell), board.layout.bush, strict=True)
+    for stone, cell, bush in walls:
+        here = cell == turn.ahead
+        changes = free & (passes | ~turn.human) if bush else hardens
+        closed = closed | (here & (((stone == 0) & turn.human) if bush else True))
+        solid.append(jnp.where(changes & here, 1, stone))
+    return scene._replace(solid=tuple(solid)), free & (~closed | passes)
 
 
 def pick_up(scene: Scene, turn: Turn, do: Array) -> Scene:

@@ -36,6 +36,7 @@ from mbx.empo.power.worlds import World
 from mbx.types import Array
 
 _SHARED = ("horizon", "stumble", "magic_entry", "magic_solidify", "magic_users", "drop")
+_SHARED += ("rock_pushers", "rocks_kill", "physics", "actions")
 # What lies on a map, with the values that each thing has of its own.
 _VALUES: dict[str, tuple[str, ...]] = {
     "movable": (),
@@ -74,11 +75,9 @@ class Family(NamedTuple):
 
 def make_family(layouts: Sequence[Layout], names: Sequence[str] = ()) -> Family:
     """Maps padded to one shape; names are for messages, by default numbers.
-
-    Raises:
-        ValueError: naming map, field and remedy, where maps differ in what has to be one: size,
-            numbers of humans, robots and goals, goal weights, horizon, chances; where buttons of a
-            kind have several triggers or targets; for boxes that hold something.
+    Raises ValueError naming map, field and remedy, where maps differ in what has to be one: size,
+    numbers of humans, robots and goals, goal weights, horizon, chances; where buttons of a kind
+    have several triggers or targets; for boxes that hold something.
     """
     names = list(names) or [f"map {number + 1}" for number in range(len(layouts))]
     if not layouts:
@@ -148,9 +147,7 @@ def family_world(
 ) -> World:
     """A world whose episodes begin on the maps of those numbers, each equally likely.
     people: who lives there; "auto" is shortest ways. nu_h: share of uniform actions in their prior.
-
-    Raises:
-        ValueError: for humans that need a list of states, and no maps.
+    Raises ValueError for humans that need a list of states, and no maps.
     """
     if people.model in ("exact", "file"):
         raise ValueError(
@@ -254,6 +251,8 @@ def _check(first_name: str, first: Layout, name: str, layout: Layout) -> None:
                 f"{name} has {what} {own}, {first_name} {others[what]}: maps of one run have the "
                 "same, draw it again or leave it out"
             )
+    if layout.bush.any():
+        raise ValueError(f"{name} has a bush, which only single maps have: leave it out")
     if (layout.item_box != maps.NONE).any():
         raise ValueError(
             f"{name} has a box that holds something, which no compressed grid shows: draw what it "
@@ -302,6 +301,7 @@ def _padded(layout: Layout, most: dict[str, np.ndarray], roles: dict[int, list[i
             fields[name] = np.pad(getattr(layout, name), (0, len(missing)))[order]
     role = np.array([roles[kind] for kind in kinds["buttons"]], np.int32).reshape(-1, 2)
     return layout._replace(
+        bush=np.zeros(len(fields["magic"]), bool),
         agents=layout.agents[agents],
         is_human=layout.is_human[agents],
         **fields,
@@ -352,18 +352,12 @@ def make_many(
     default: PowerParams | None = None,
 ) -> NamedWorld:
     """A world whose episodes begin on the maps to train on, and one on those held out.
-
-    Args:
-        source: a generator's name (`generate.KINDS`); or, with a / or a dot in it, the path of a
-            folder of YAML files, or of one file with several maps.
-        humans, params: None: as the maps' files say.
-        default: parameters where the files have none.
-
-    Raises:
-        ValueError: for an unknown generator, too few maps, a seed that chooses nothing, files that
-            differ in what they say of power and humans, maps that do not go together
-            (`make_family`), and humans that need a list of states.
-        FileNotFoundError: for a path where nothing is.
+    source: a generator's name (`generate.KINDS`); or, with a / or a dot in it, the path of a folder
+    of YAML files, or of one file with several maps. humans, params: None: as the maps' files say.
+    default: parameters where the files have none.
+    Raises ValueError for an unknown generator, too few maps, a seed that chooses nothing, files
+    that differ in what they say of power and humans, maps that do not go together (`make_family`),
+    and humans that need a list of states. Raises FileNotFoundError for a path where nothing is.
     """
     if choice.maps < 1 or choice.held_out < 0:
         raise ValueError(

@@ -44,14 +44,9 @@ KINDS = {"rocks": Kind(), "rocks_2h2r": Kind(humans=2, robots=2, walls=0.1), "do
 
 def generate(name: str, number: int, *, seed: int = 0) -> list[Layout]:
     """Different maps: no two have the same walls, things and goals.
-
-    Args:
-        name: one of KINDS.
-        number: how many.
-        seed: of the draws; the first maps of a longer list are those of a shorter one.
-
-    Raises:
-        ValueError: for an unknown name, and where too few different maps are found.
+    name: one of KINDS. number: how many. seed: of the draws; the first maps of a longer list are
+    those of a shorter one.
+    Raises ValueError for an unknown name, and where too few different maps are found.
     """
     if name not in KINDS:
         raise ValueError(f"maps {name!r}: choose one of {tuple(KINDS)}, or a path with a /")

@@ -6,6 +6,7 @@
     *  ball      x  box (may hold a key or a ball; toggling opens it)
     u  unsteady ground      m  magic wall: let through with a probability
     ,  coloured floor and s switch: walked over, without effect
+    &  bush: robots trample it, humans get through with a probability, which tramples it, too
     K  kill button   P  pause switch   C  control button   X  disabling switch   (see `effects`)
     > v < ^  a human facing that way     1 2 3 4  a robot facing right, down, left, up
 
@@ -19,11 +20,12 @@ from __future__ import annotations
 import importlib.resources
 import inspect
 import os
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mbx.empo.multigrid import objects
+from mbx.empo.multigrid import objects, reference
 from mbx.empo.multigrid.objects import BUTTONS, COLORS, GROUPS, HUMANS, ITEMS, ROBOTS
 from mbx.empo.power.equations import PowerParams, check_params
 from mbx.empo.power.named import HumanModel
@@ -32,6 +34,7 @@ DIRECTIONS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)], np.int32)  # right, do
 STILL, LEFT, RIGHT, FORWARD, TOGGLE, PICK_UP, DROP = range(7)
 OPEN, CLOSED, LOCKED = range(3)
 NONE = -1  # no colour, no content
+PUSHERS = (*GROUPS, "all", "nobody")
 _WANTED = ("map", "goals", "horizon")
 
 
@@ -59,20 +62,27 @@ class Layout(NamedTuple):
     button_kind: np.ndarray  # `[U]`, of BUTTONS
     button_trigger: np.ndarray  # `[U]`, of GROUPS
     button_target: np.ndarray  # `[U]`, of GROUPS; of a disabling switch of BUTTONS
-    magic: np.ndarray  # `[W, 2]`
+    magic: np.ndarray  # `[W, 2]`, cells of magic walls and bushes
+    bush: np.ndarray  # `[W]`, which of them are bushes
     magic_side: np.ndarray  # `[W]`, of `objects.SIDES`
     goals: np.ndarray  # `[H, G, 4]` rectangles x1, y1, x2, y2, both ends included
     goal_weight: np.ndarray  # `[H, G]`
     horizon: int  # steps of an episode, 0 for one without end
     stumble: float  # probability of a step off unsteady ground going astray
-    magic_entry: float  # probability of being let through a magic wall
+    magic_entry: float  # probability of being let through a magic wall, of a human through a bush
     magic_solidify: float  # of a refusal turning the wall into stone
     magic_users: str  # "humans", "robots" or "all"
     drop: bool  # whether what is carried can be put down
+    rock_pushers: str  # of PUSHERS
+    rocks_kill: bool  # whether rocks may be pushed onto agents that push none, who are out then
+    physics: str  # "mbx" or "reference", see `dynamics`
+    actions: int  # of an agent; 0: as many as the map has use for
 
     @property
     def num_actions(self) -> int:
         """Actions of an agent: 4, with things to toggle 5, with things to carry 6 or 7."""
+        if self.actions:
+            return self.actions
         if len(self.items):
             return 7 if self.drop else 6
         return 5 if len(self.doors) + len(self.buttons) else 4
@@ -90,9 +100,16 @@ class Layout(NamedTuple):
     @property
     def may_enter_magic(self) -> np.ndarray:
         """`[N]` bool: the agents that magic walls let through."""
-        return {"humans": self.is_human, "robots": ~self.is_human}.get(
-            self.magic_users, np.ones(len(self.agents), bool)
-        )
+        return self._members(self.magic_users)
+
+    @property
+    def may_push(self) -> np.ndarray:
+        """`[N]` bool: the agents that push rocks."""
+        return self._members(self.rock_pushers)
+
+    def _members(self, group: str) -> np.ndarray:
+        none = np.zeros(len(self.agents), bool)
+        return {"humans": self.is_human, "robots": ~self.is_human, "all": ~none}.get(group, none)
 
 
 # A map, with the parameters and the humans that its file gives.
@@ -111,16 +128,20 @@ def parse_map(
     magic_entry: float = 0.5,
     magic_solidify: float = 0.0,
     magic_users: str = "humans",
+    rock_pushers: str = "robots",
+    rocks_kill: bool = False,
+    physics: str = "mbx",
+    actions: int = 0,
+    unreachable: str = "refuse",
 ) -> Layout:
     """A layout from a text map.
     goals: rectangles `[G, 4]`, the same for every human, or `[H, G, 4]`; goal_weight: `[H, G]` or
-    `[G]`, positive, default equal, divided by its sum per human; legend: see `objects`; the others:
-    see `Layout`.
-
-    Raises:
-        ValueError: naming line and column, for unknown symbols and ragged lines, and for maps
-            without a human or a robot, an open border, goals outside the map or out of a human's
-            reach, and impossible numbers.
+    `[G]`, positive, default equal, divided by its sum per human; legend: see `objects`;
+    unreachable: "refuse" goals that can never be reached, or "keep" them with a warning; the
+    others: see `Layout`.
+    Raises ValueError naming line and column, for unknown symbols and ragged lines, and for maps
+    without a human or a robot, an open border, goals outside the map or out of a human's reach, and
+    impossible numbers.
     """
     symbols = objects.read_legend({} if legend is None else legend)
     cells = _cells(text.strip("\n").splitlines(), "".join(symbols) + HUMANS + ROBOTS)
@@ -134,7 +155,17 @@ def parse_map(
     for kind, mask in masks.items():
         for x, y, _ in things[kind]:
             mask[y, x] = True
-    _check_numbers(horizon, chances, magic_users, masks["wall"])
+    _check_numbers(horizon, chances, masks["wall"])
+    words = {
+        "magic_users": (magic_users, (*GROUPS, "all")),
+        "rock_pushers": (rock_pushers, PUSHERS),
+        "physics": (physics, ("mbx", "reference")),
+        "actions": (actions, (0, 4, 5, 6, 7)),
+        "unreachable": (unreachable, ("refuse", "keep")),
+    }
+    for name, (value, choices) in words.items():
+        if value not in choices:
+            raise ValueError(f"{name}={value!r}: choose one of {choices}")
     rectangles, weight = _goals(goals, goal_weight, int(is_human.sum()), cells.shape)
     floor = np.full(cells.shape, NONE, np.int8)
     for x, y, spec in things["floor"]:
@@ -151,8 +182,12 @@ def parse_map(
         **chances,
         magic_users=magic_users,
         drop=drop,
+        rock_pushers=rock_pushers,
+        rocks_kill=rocks_kill,
+        physics=physics,
+        actions=actions,
     )
-    _check_reach(layout)
+    _check_reach(layout, unreachable == "keep")
     return layout
 
 
@@ -163,13 +198,12 @@ def load_map(name: str) -> Layout:
 
 def load_world(name: str) -> Described:
     """A map that comes with the package, or a YAML file by its path.
-    The file has the fields map, goals and horizon, and may have the other ones of `parse_map`; and
+    The file has the fields map, goals and horizon, and may have the other ones of `parse_map` (or
+    it is one of the reference's, see `reference`); and
     `power`, parameters of the equations (those it leaves out are the theory's defaults), and
     `humans`, see `HumanModel`. Without them these are None.
-
-    Raises:
-        ValueError: for an unknown name, missing or unknown fields, and impossible values.
-        FileNotFoundError: for a path where nothing is.
+    Raises ValueError for an unknown name, missing or unknown fields, and impossible values. Raises
+    FileNotFoundError for a path where nothing is.
     """
     folder = importlib.resources.files("mbx.empo.multigrid") / "maps"
     known = sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name[-5:] == ".yaml")
@@ -210,7 +244,11 @@ def _documents(name: str, text: str) -> list[Any]:
 
 
 def _world(name: str, fields: Any) -> Described:
-    """The map that a file's fields describe."""
+    """The map that a file's fields describe, ours or the reference's."""
+    try:
+        fields = reference.convert(fields)
+    except ValueError as error:
+        raise ValueError(f"map {name!r}: {error}") from error
     options = {*inspect.signature(parse_map).parameters, "power", "humans"} - {"text", *_WANTED}
     if not isinstance(fields, dict) or not set(_WANTED) <= fields.keys() <= {*_WANTED, *options}:
         raise ValueError(
@@ -249,7 +287,7 @@ def reachable(layout: Layout, agent: int) -> np.ndarray:
     keys = layout.item_color[layout.item_kind == ITEMS.index("key")]
     locked = (layout.door_state == LOCKED) & ~np.isin(layout.door_color, keys)
     enters = layout.may_enter_magic[agent] and layout.magic_entry > 0.0
-    magic = layout.magic[: 0 if enters else None]
+    magic = layout.magic[~layout.bush & (not enters)]
     x, y = np.concatenate([layout.buttons, magic, layout.doors[locked]]).T
     closed[y, x] = True
     x, y, _ = layout.agents[agent]
@@ -290,7 +328,7 @@ def _numbers(found: list, option: str, names: tuple[str, ...]) -> np.ndarray:
 
 def _things(found: dict[str, list]) -> dict[str, np.ndarray]:
     """What lies on the map: places, kinds and options."""
-    rocks, blocks = found["rock"], found["block"]
+    rocks, blocks, magic = found["rock"], found["block"], found["magic_wall"]
     # Closed ones first: so they are numbered.
     doors = sorted(found["door"], key=lambda door: objects.DOOR_STATES.index(door[2]["state"]))
     items = [thing for kind in ITEMS for thing in found[kind]]
@@ -319,8 +357,11 @@ def _things(found: dict[str, list]) -> dict[str, np.ndarray]:
         button_kind=_numbers(buttons, "type", BUTTONS),
         button_trigger=_numbers(buttons, "trigger", GROUPS),
         button_target=np.concatenate(targets),
-        magic=_places(found["magic_wall"]),
-        magic_side=_numbers(found["magic_wall"], "side", objects.SIDES),
+        magic=_places(magic + found["bush"]),
+        bush=np.arange(len(magic) + len(found["bush"])) >= len(magic),
+        magic_side=np.concatenate(
+            [_numbers(magic, "side", objects.SIDES), np.full(len(found["bush"]), 4, np.int32)]
+        ),
     )
 
 
@@ -337,30 +378,33 @@ def _agents(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.array([(x, y, kind % 4) for x, y, kind in found], np.int32), kinds
 
 
-def _check_numbers(
-    horizon: int, chances: dict[str, float], magic_users: str, wall: np.ndarray
-) -> None:
+def _check_numbers(horizon: int, chances: dict[str, float], wall: np.ndarray) -> None:
     if horizon < 0:
         raise ValueError(f"horizon={horizon}: steps of an episode, or 0 for one without end")
     for name, value in chances.items():
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"{name}={value}: give a probability, 0 to 1")
-    if magic_users not in (*GROUPS, "all"):
-        raise ValueError(f"magic_users={magic_users!r}: choose one of {(*GROUPS, 'all')}")
     if not np.concatenate([wall[0], wall[-1], wall[:, 0], wall[:, -1]]).all():
         raise ValueError("the map's border must be wall ('#') all around")
 
 
-def _check_reach(layout: Layout) -> None:
+def _check_reach(layout: Layout, keep: bool) -> None:
     for human, rectangles in zip(layout.humans, layout.goals, strict=True):
         free = reachable(layout, human)
-        for x1, y1, x2, y2 in rectangles.tolist():
-            if not free[y1 : y2 + 1, x1 : x2 + 1].any():
-                x, y, _ = layout.agents[human]
-                raise ValueError(
-                    f"goal {(x1, y1, x2, y2)} can never be reached by the human at column {x + 1}, "
-                    f"line {y + 1} of the map, whatever is opened or moved: change goal or map"
-                )
+        lost = [
+            (x1, y1, x2, y2)
+            for x1, y1, x2, y2 in rectangles.tolist()
+            if not free[y1 : y2 + 1, x1 : x2 + 1].any()
+        ]
+        if lost:
+            x, y, _ = layout.agents[human]
+            what = (
+                f"goal {lost[0]} can never be reached by the human at column {x + 1}, "
+                f"line {y + 1} of the map, whatever is opened or moved"
+            )
+            if not keep:
+                raise ValueError(f"{what}: change goal or map")
+            warnings.warn(f"{what}, nor {len(lost) - 1} others: V_h^e is 0 there", stacklevel=3)
 
 
 def _goals(

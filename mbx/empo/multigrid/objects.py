@@ -35,12 +35,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ball": {"color": "green"},
     "box": {"color": "purple", "holds": None},
     "magic_wall": {"side": "all"},
+    "bush": {},
     **{kind: {"trigger": "humans", "target": "robots"} for kind in BUTTONS[:3]},
     "disabling_switch": {"trigger": "robots", "target": "kill_button"},
 }
 
 SYMBOLS: dict[str, dict[str, Any]] = {
-    symbol: {"type": kind} for symbol, kind in zip(".#~u,sobDk*xmKPCX", OPTIONS, strict=True)
+    symbol: {"type": kind} for symbol, kind in zip(".#~u,sobDk*xm&KPCX", OPTIONS, strict=True)
 } | {"L": {"type": "door", "state": "locked"}}
 
 _CHOICES = {"color": COLORS, "state": DOOR_STATES, "side": SIDES, "trigger": GROUPS}

@@ -42,7 +42,7 @@ PLAIN_TYPES, COLORS = 15, len(objects.COLORS)
 # The reference's numbers; a goal cell is a rectangle next to the grid here.
 _NAMES = (
     "wall ball box goal lava block rock unsteady switch floor kill_button pause_switch "
-    "disabling_switch control_button"
+    "disabling_switch control_button bush"
 )
 TYPES = {name: number for number, name in enumerate(_NAMES.split())} | {"door": DOOR, "key": KEY}
 COLORS_OF = {name: number for number, name in enumerate(objects.COLORS)}
@@ -98,6 +98,9 @@ def grid_fields(layout: Layout, state: State) -> Fields:
     kind = lay(kind, layout.buttons, [TYPES[BUTTONS[number]] for number in layout.button_kind])
     kind = lay(kind, state.movable, np.where(layout.heavy, TYPES["rock"], TYPES["block"]).tolist())
     kind = lay(kind, state.items, [TYPES[ITEMS[number]] for number in layout.item_kind])
+    bush = np.flatnonzero(layout.bush)
+    standing = jnp.where(state.solid[bush] > 0, 0, jnp.asarray(layout.magic)[bush].T).T
+    kind = lay(kind, standing, [TYPES["bush"]] * len(bush))
     color = lay(jnp.maximum(jnp.int32(layout.floor), 0), layout.doors, layout.door_color)
     color = lay(color, state.items, layout.item_color)
     nothing = jnp.zeros((height, width), jnp.int32)
@@ -108,7 +111,7 @@ def grid_fields(layout: Layout, state: State) -> Fields:
         object_color=color,
         object_state=lay(nothing, layout.doors, state.doors + 1),
         agent_color=lay(nothing + NOBODY, state.agents, people),
-        magic_wall_state=lay(nothing, layout.magic, sides),
+        magic_wall_state=lay(nothing, layout.magic, jnp.where(layout.bush, 0, sides)),
         other_category=nothing,
     )
 

@@ -127,7 +127,7 @@ def _ways(layout: Layout, state: State, human: int) -> Ways:
             box = max(int(layout.item_box[item]), 0)
             boxed = _on(layout, state.items[box : box + 1], state.items[item, :1] == INSIDE)
             take = take.at[hand].set(jnp.where(here, 1.0, jnp.where(boxed, 2.0, jnp.inf)))
-    return Ways(cost + (_magic(layout, state, human) + _pushed(layout, state))[None], take)
+    return Ways(cost + (_magic(layout, state, human) + _pushed(layout, state, human))[None], take)
 
 
 def _magic(layout: Layout, state: State, human: int) -> Array:
@@ -140,11 +140,14 @@ def _magic(layout: Layout, state: State, human: int) -> Array:
         side = jnp.asarray(layout.magic_side)[number]
         right_side = (side == 4) | (jnp.arange(4) == (side + 2) % 4)
         each = jnp.where(right_side & (state.solid[number] == 0), tries, jnp.inf)
+        if layout.bush[number]:
+            through = 1.0 / layout.magic_entry - 1.0 if layout.magic_entry else jnp.inf
+            each = jnp.where(jnp.full(4, state.solid[number] == 0), through, 0.0)
         extra += jnp.where(here[None], each[:, None, None], 0.0)
     return extra
 
 
-def _pushed(layout: Layout, state: State) -> Array:
+def _pushed(layout: Layout, state: State, human: int) -> Array:
     """Rocks, and blocks that have no room beyond, wait for help: `[D, Y, X]`."""
     if not len(layout.movable):
         return jnp.zeros((4, *layout.wall.shape))
@@ -154,7 +157,8 @@ def _pushed(layout: Layout, state: State) -> Array:
     taken |= _on(layout, layout.buttons) | _on(layout, layout.magic)
     stuck = jnp.stack([_ahead(taken, d) for d in range(4)])
     heavy, light = (_on(layout, state.movable, kind) for kind in (layout.heavy, ~layout.heavy))
-    return jnp.where(heavy[None] | (light[None] & stuck), help_steps(layout), 0.0)
+    heavy = heavy[None] & (stuck if layout.may_push[human] else True)
+    return jnp.where(heavy | (light[None] & stuck), help_steps(layout), 0.0)
 
 
 def _ways_left(layout: Layout, state: State, human: int, v: Array, ways: Ways) -> Array:

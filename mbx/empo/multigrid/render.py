@@ -140,6 +140,9 @@ def _tiles(layout: Layout, masks: dict[str, Array], state: State) -> Iterator[tu
         mask = leaves[state.doors[number].astype(jnp.int32)]
         yield x, y, mask, palette[layout.door_color[number]]
     for number, (x, y) in enumerate(layout.magic):
+        if layout.bush[number]:
+            yield x, y, masks["rock"] & (state.solid[number] == 0), PALETTE[1]
+            continue
         yield x, y, masks["full"], _WALL
         yield x, y, masks["stripes"] & (state.solid[number] == 0), PALETTE[2]
     for number, (x, y) in enumerate(layout.buttons):
@@ -187,7 +190,9 @@ def make_text(layout: Layout) -> Callable[[State, Sequence[int] | None], str]:
 
     def things(now: State) -> Iterator[tuple[Any, str]]:
         """Places and symbols of what lies on the ground, the lowest first."""
-        yield from zip(layout.magic, np.where(now.solid > 0, "#", "m"), strict=True)
+        magic = np.where(now.solid > 0, "#", "m")
+        bushes = np.where(now.solid > 0, _EMPTY, "&")
+        yield from zip(layout.magic, np.where(layout.bush, bushes, magic), strict=True)
         yield from zip(layout.buttons, buttons, strict=True)
         yield from zip(layout.doors, (_DOORS[state] for state in now.doors), strict=True)
         yield from zip(now.movable, np.where(layout.heavy, "o", "b"), strict=True)

@@ -34,7 +34,7 @@ class State(NamedTuple):
     locked; items `[Q, 2]` x, y, or (CARRIED, agent), (INSIDE, box), (GONE, 0); buttons `[U, 4]`
     enabled, on, action + 1 and agent + 1 that a control button has learned (its `on`: it waits for
     the action); forced `[N]`, or `[0]` without control buttons: action + 1 that an agent has to
-    take next, 0 none; solid `[W]` magic walls that have turned to stone.
+    take next, 0 none; solid `[W]` magic walls that have turned to stone, bushes that are trampled.
     """
 
     agents: Array

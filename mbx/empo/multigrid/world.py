@@ -39,15 +39,10 @@ def make_world(
     params: PowerParams | None = None,
 ) -> NamedWorld:
     """The world of a map.
-
-    Args:
-        source: a name or path for `load_world`, or a layout.
-        humans: who lives there, or only the name of the model; None: as the map's file says.
-        params: of the equations; None: as the map's file says, else the theory's defaults where
-            the map is listed.
-
-    Raises:
-        ValueError: for an exact prior of too many states, a table of a world that is not listed.
+    source: a name or path for `load_world`, or a layout. humans: who lives there, or only the name
+    of the model; None: as the map's file says. params: of the equations; None: as the map's file
+    says, else the theory's defaults where the map is listed.
+    Raises ValueError for an exact prior of too many states, a table of a world that is not listed.
     """
     name, own, people = "the map", None, None
     if isinstance(source, str):
