@@ -72,9 +72,7 @@ def named_world(
         humans: who lives there; None: as the world says.
         default: parameters for a world that has none of its own.
         maps: of `maps/SOURCE`: how many to train on, how many held out, and the seed of the choice.
-
-    Raises:
-        ValueError: for an unknown name, and for humans that the world cannot have.
+    Raises ValueError for an unknown name, and for humans that the world cannot have.
     """
     suite, _, task = name.partition("/")
     if name in _PACKAGED:
@@ -152,7 +150,6 @@ def raw_environment(
     varied_starts: float = 0.0,
 ) -> RawEnvironment:
     """One world with its humans inside, un-batched; its time limit is 50 steps.
-
     stored: observations end with the successors of the state for drawn human actions.
     resample: probability with which a human takes another goal before it has reached one.
     varied_starts: share of episodes that begin anywhere, see `make_varied_start`.
@@ -226,9 +223,7 @@ def make(
         varied_starts: see `raw_environment`.
         maps: see `named_world`.
         on_held_out: episodes begin on the maps held out of training, where there are such.
-
-    Raises:
-        ValueError: for an unknown world, an action repeat, impossible parameters or humans.
+    Raises ValueError for an unknown world, an action repeat, impossible parameters or humans.
     """
     if action_repeat not in (None, 1):
         raise ValueError(f"env.action_repeat={action_repeat} for empo:{task}: must be 1")
@@ -278,9 +273,7 @@ def _without_option(task: str) -> tuple[str, bool]:
 
 def make_renderer(task: str, *, on_held_out: bool = False, **options: Any) -> Renderer:
     """Pictures of the world and its humans' goals; arguments as of `make`.
-
-    Raises:
-        ValueError: for a world without any, and as `make`.
+    Raises ValueError for a world without any, and as `make`.
     """
     views = _chosen_world(_without_option(task)[0], **options)[0].world.views
     if views is None:
@@ -299,7 +292,6 @@ def reads(task: str) -> str:
 
 def solved_world(table: TabularWorld, params: PowerParams, **options: Any) -> NamedWorld:
     """A listed world, solved: its humans follow the exact prior. For `register_world`.
-
     options: of `mbx.power.tabular_world`.
     """
     solution = solve(table, params)

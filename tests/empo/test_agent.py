@@ -328,6 +328,8 @@ def test_what_is_logged_of_a_batch():
     entropy = -(policy * np.log(policy)).sum(axis=1)
     np.testing.assert_allclose(told["entropy"], entropy[:2].mean(), rtol=1e-5)
     np.testing.assert_allclose([told["x_h_1"], told["x_h_2"]], x[:2].mean(axis=0), rtol=1e-5)
+    bits = np.log2(x[:2]).mean(axis=0)
+    np.testing.assert_allclose([told["w_h_1"], told["w_h_2"]], bits, rtol=1e-5)
     assert float(told["beta_r"]) == p.beta_r and float(told["stage"]) > 0
 
 

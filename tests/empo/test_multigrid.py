@@ -196,7 +196,7 @@ def test_bad_files_names_and_priors_are_told(tmp_path):
         mg.make_world("rock_gate", "clever")
 
 
-def test_a_run_on_a_grid_leaves_its_review_behind(tmp_path):
+def test_a_run_on_a_grid_leaves_its_review_behind(tmp_path, capsys):
     from configs import empo
     from mbx.training import run
     from mbx.training.logging import read_rows
@@ -207,13 +207,17 @@ def test_a_run_on_a_grid_leaves_its_review_behind(tmp_path):
     empo_envs.register_world("small", lambda: mg.make_world(layout, "paths"))
     config["env"].update(name="empo:small", num_envs=2, episode_length=5)
     config["train"].update(steps=20, seed_steps=8, log_interval=20, utd_ratio=0.5)
-    config["eval"].update(episodes=2, review_episodes=4)
+    config["eval"].update(episodes=2, review_episodes=4, profile=True)
     config["model"]["kind"], config["loss"]["batch_size"] = "tables", 4
     config["replay"]["capacity"] = 32
     run.train(config, str(tmp_path))
     (row,) = [r for r in read_rows(str(tmp_path / "metrics.jsonl")) if r["kind"] == "eval"]
     for robot in ("learned", "random", "frozen"):
         assert 0.0 <= row[f"reached_{robot}"] <= 1.0
+    parts = ("draw", "successors", "features", "networks", "aggregation", "targets")
+    assert all(row[f"profile/{part}_ms"] > 0.0 for part in parts)
+    assert 4 * 4 <= row["profile/successors"] <= 2 * 4 * 4  # batch, actions; contests have two ways
+    assert "profile  states 4  draw_ms " in capsys.readouterr().out
     frames = imageio.mimread(tmp_path / "episode.gif")
     assert len(frames) > 1 and frames[0].shape[:2] == (4 * 24, 4 * 24)
     assert imageio.imread(tmp_path / "value_map.png").shape[0] > 100

@@ -86,8 +86,11 @@ def test_settings_that_do_not_go_with_the_world_are_refused():
     with pytest.raises(ValueError, match="q_encoder='split' with model.q_head='exp'"):
         problem_of(found, settings_of(model=dict(q_encoder="split")))
     weights = found.world._replace(goal_weight=jnp.ones((1, 5)))
-    with pytest.raises(ValueError, match="goal_weight sums to"):
+    with pytest.warns(UserWarning, match="X_h may exceed 1, as the paper's plain sum does"):
         make_agent(plain, spec._replace(world=power_world(weights)))
+    with pytest.raises(ValueError, match="goal_weight sums to .*model.x_h=network has at most 1"):
+        learned = settings_of(model=dict(x_h="network"))
+        make_agent(learned, spec._replace(world=power_world(weights)))
     with pytest.raises(ValueError, match="beta_r=500.0 has no effect.*beta_r=10.0.*source=config"):
         problem_of(found, settings_of(power=dict(beta_r=500.0)))
     with pytest.raises(ValueError, match="beta_r=10.0: make the environment with the same power"):

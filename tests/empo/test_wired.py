@@ -101,6 +101,7 @@ CHANGES = {
     "env.map_seed": ("maps", dict(env=dict(held_out=1)), 1),
     "eval.review_episodes": ("map+agent", dict(humans=UNLISTED), 0),
     "eval.lookahead": ("map+agent", dict(humans=UNLISTED), True),
+    "eval.profile": ("map+agent", dict(humans=UNLISTED, eval=dict(review_episodes=0)), True),
     "humans.model": ("map", dict(humans=UNLISTED), "uniform"),
     "humans.beta": ("map", dict(humans=UNLISTED), 2.0),
     "humans.file": ("listed", dict(humans=dict(model="file", file="prior")), "other"),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ from mbx.empo.agent.acting import make_act
 from mbx.empo.agent.diagnostics import make_diagnostics
 from mbx.empo.agent.learners import init_state, learn_networks, learn_tables
 from mbx.empo.agent.models import network_model, table_model
+from mbx.empo.agent.profile import make_profile
 from mbx.empo.agent.settings import Settings
 from mbx.empo.agent.types import Problem, TrainState
 from mbx.empo.power.codec import make_codec, make_records
@@ -43,18 +45,21 @@ MAX_LOST = 0.01  # share of robot actions that may lack successors in a run
 
 def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
     """The agent as pure functions.
-
-    Raises:
-        ValueError: for an environment without a world (`empo:` ones have one), for goal weights
-            that do not sum to one, and for settings that do not go with the world; see `resolve`.
+    Raises ValueError for an environment without a world (`empo:` ones have one), for an ability's
+    network where goal weights do not sum to one (without it they are warned of), and for settings
+    that do not go with the world; see `resolve`.
     """
     problem = resolve(settings, spec)
     totals = jnp.sum(problem.world.goal_weight, axis=-1)
     if not bool(jnp.all(jnp.abs(totals - 1.0) < 1e-4)):
-        raise ValueError(
-            f"goal_weight sums to {totals.tolist()} per human: divide each row by its sum"
-        )
-    episodes = settings.eval.review_episodes
+        words = f"goal_weight sums to {totals.tolist()} per human"
+        if problem.model.x_h is not None:
+            raise ValueError(f"{words}, model.x_h=network has at most 1: divide rows by their sum")
+        warnings.warn(f"{words}: X_h may exceed 1, as the paper's plain sum does", stacklevel=2)
+    episodes, experience = settings.eval.review_episodes, functools.partial(_experience, problem)
+    diagnostics = make_diagnostics(problem, episodes, spec.episode_length) if episodes else None
+    if settings.eval.profile:
+        diagnostics = make_profile(problem, experience, diagnostics)
     words = problem.codec.size + (problem.records.size if problem.records else 0)
     return Agent(
         init=functools.partial(init_state, problem),
@@ -62,17 +67,15 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
         act=make_act(problem),
         update=_make_update(problem),
         example_row=lambda: replay.example_row((words,), problem.num_robot_actions, jnp.int32),
-        diagnostics=make_diagnostics(problem, episodes, spec.episode_length) if episodes else None,
+        diagnostics=diagnostics,
         check=functools.partial(_check_metrics, settings),
     )
 
 
 def resolve(settings: Settings, spec: EnvSpec) -> Problem:
     """Settings and world as what is learned and how.
-
-    Raises:
-        ValueError: for an environment without a world, and for settings that the world leaves
-            without effect or cannot serve.
+    Raises ValueError for an environment without a world, and for settings that the world leaves
+    without effect or cannot serve.
     """
     if spec.world is None:
         raise ValueError(
@@ -112,7 +115,6 @@ def _values(section: Any) -> dict[str, Any]:
 
 def _check_world(settings: Settings, spec: EnvSpec) -> None:
     """Raises ValueError for a changed setting that has no effect in the world of `spec`.
-
     What other settings leave without effect is declared with them (`mbx.settings`).
     """
     found: Any = spec.world
@@ -215,7 +217,6 @@ def _experience(
     problem: Problem, obs: Array, key: Array
 ) -> tuple[Any, empo_targets.Profiles, tuple[Any, Array] | None]:
     """States of a batch, the human actions to average over, and successors where they are stored.
-
     obs: `[2, B, W]`, of the states and of the rows that follow them.
     """
     world, loss, listed = problem.world, problem.settings.loss, None
@@ -257,10 +258,9 @@ def _progress(
     problem: Problem, p: PowerParams, targets: empo_targets.Targets, mask: Array
 ) -> Metrics:
     """Means of a batch's targets; of a part of a batch its shares.
-
     `v_h_e` over pairs of human and goal that have a target, `q_r` over joint robot actions that
-    have one, `x_h_1`, ... each human's ability, `u_r` and `v_r` of equations (8) and (9),
-    `entropy` of pi_r in nats.
+    have one, `x_h_1`, ... each human's ability, `w_h_1`, ... its log2 in bits, `u_r` and `v_r` of
+    equations (8) and (9), `entropy` of pi_r in nats.
     """
 
     def mean(x: Array, weight: Array) -> Array:
@@ -278,6 +278,7 @@ def _progress(
     }
     for human in range(problem.world.num_humans):
         metrics[f"x_h_{human + 1}"] = mean(targets.x_h[:, human], every)
+        metrics[f"w_h_{human + 1}"] = mean(jnp.log2(targets.x_h[:, human]), every)
     return metrics
 
 

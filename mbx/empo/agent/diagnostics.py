@@ -87,7 +87,6 @@ def make_diagnostics(
 
 def looks(problem: Problem, train: TrainState, played: evaluation.Episodes) -> tuple[Array, Array]:
     """What has been learned of the states of episodes, N = E * (length + 1).
-
     Returns `[N, H, G + 1]`, V_h^e followed by X_h, and pi_r `[N, R]` as the robots act.
     """
     model, world, states = problem.model, problem.world, _joined(played.states)
@@ -162,7 +161,6 @@ def value_map(
     world: World, played: evaluation.Episodes, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean V_h^e `[H, G, rows, columns]` by the human's cell, and visits `[H, rows, columns]`.
-
     played: episodes on one map; values: `[N, H, G]` of their states, or more columns than goals.
     """
     return _by_cell(world, world.views.positions, played, values)
@@ -172,7 +170,6 @@ def robot_map(
     world: World, played: evaluation.Episodes, policy: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean shares of a robot's actions `[robots, A, rows, columns]` by its own cell, and visits.
-
     played: episodes on one map; policy: pi_r `[N, R]` of their states, over joint actions.
     """
     num = world.num_robots
@@ -207,7 +204,6 @@ def draw_map(
     blocked: np.ndarray | None = None,
 ) -> bytes:
     """The map as a PNG file's content: a row an agent, a column a value; white was never visited.
-
     mean `[K, V, rows, columns]` from 0 to 1; count `[K, rows, columns]` visits; titles of each, by
     default the humans' goals; blocked `[rows, columns]` bool, by default the world's walls.
     """

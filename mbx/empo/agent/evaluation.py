@@ -44,7 +44,6 @@ def exact_errors(
     problem: Problem, solution: Solution, train: TrainState, states: Array
 ) -> dict[str, float]:
     """Mean absolute errors at the given non-terminal states of a `tabular_world`.
-
     V_h^e: over all pairs, those whose goal is achieved in the state, those that are not but have an
     exact value above 0.001, and the rest. pi_r: mean absolute error and total variation. Only goals
     of positive weight count.
@@ -131,7 +130,6 @@ def goal_reaching(
     world: World, policy: Policy | Robot, key: Array, **sizes: Any
 ) -> dict[str, float]:
     """What humans reach with a robot; sizes: `episodes`, `length` and `gamma` of `play`.
-
     Returns `reached`, the share of (episode, human) pairs whose goal holds at some step after the
     first state; `discounted`, the mean of `Episodes.value`; `all_reached`, the share of episodes in
     which every human got there; and standard errors over episodes.

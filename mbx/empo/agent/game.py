@@ -101,9 +101,7 @@ class Game:
 
     def step(self, action: str) -> Turn:
         """One step of everybody, the player's as given.
-
-        Raises:
-            ValueError: for an action that there is not, and after the end.
+        Raises ValueError for an action that there is not, and after the end.
         """
         if action not in self.actions:
             raise ValueError(f"action={action!r}: choose one of {self.actions}")

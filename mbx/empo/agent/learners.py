@@ -38,7 +38,6 @@ def learn_networks(
     drop_key: Array | None = None,
 ) -> tuple[TrainState, Metrics]:
     """One optimiser step of each network that this stage trains.
-
     Of a part of a batch (`mbx.fast.collectives`) it is the step on the whole: gradients are summed.
 
     Args:
@@ -117,13 +116,10 @@ def losses(
 
 def q_errors(kind: str, q: Array, target: Array) -> Array:
     """Loss of each entry of Q_r.
-
-    Args:
-        kind: "mse", squared errors; "gamma", the deviance t/q - log(t/q) - 1 of a gamma
-            distribution, whose minimum over q is the mean of the targets and in which errors count
-            relatively, as they do in a power-law policy.
-        q: below 0, any shape.
-        target: of that shape; one no better than -Q_FLOOR asks only to be as good as that.
+    kind: "mse", squared errors; "gamma", the deviance t/q - log(t/q) - 1 of a gamma distribution,
+    whose minimum over q is the mean of the targets and in which errors count relatively, as they do
+    in a power-law policy. q: below 0, any shape. target: of that shape; one no better than -Q_FLOOR
+    asks only to be as good as that.
     """
     if kind == "mse":
         return jnp.square(q - target)

@@ -53,12 +53,10 @@ class Model(NamedTuple):
 
 def q_from_raw(raw: Array, head: str) -> Array:
     """The output of Q_r's last layer as a value below 0.
-
-    Args:
-        raw: `[..., R]`; for "dueling" `[..., 1 + R]`, a level and an advantage a joint action.
-        head: "exp" -exp(raw); "dueling" -exp(level + advantage - its mean), as the level is much
-            larger and changes with every update; "softplus" -softplus(raw). All end at -2 Q_FLOOR,
-            with the gradient going through.
+    raw: `[..., R]`; for "dueling" `[..., 1 + R]`, a level and an advantage a joint action. head:
+    "exp" -exp(raw); "dueling" -exp(level + advantage - its mean), as the level is much larger and
+    changes with every update; "softplus" -softplus(raw). All end at -2 Q_FLOOR, with the gradient
+    going through.
     """
     if head == "dueling":
         level, advantage = raw[..., :1], raw[..., 1:]
@@ -273,7 +271,6 @@ def _fresh(module: nn.Module, key: Array, *inputs: Array) -> Params:
 
 def network_model(world: World, options: Options) -> Model:
     """The networks that the settings `model.*` describe.
-
     Raises ValueError for options that do not go together, and for more than MAX_GOALS goals.
     """
     _check_options(world, options)
@@ -282,10 +279,8 @@ def network_model(world: World, options: Options) -> Model:
 
 def table_model(world: World) -> Model:
     """Arrays with a row a state: Q_r starts at -1, V_h^e at 0.5; X_h is the sum over goals.
-
     From V_h^e = 0 every state not yet met would have no ability, and rewards beyond all measure
     would reach those that were.
-
     Raises ValueError for a world without state numbers.
     """
     if world.num_states is None:

@@ -60,10 +60,8 @@ def make_robot(
     train: TrainState | None = None,
 ) -> Robot:
     """A robot by its name, one of ROBOTS; helpers count steps by gamma, the humans' discount.
-
-    Raises:
-        ValueError: for an unknown name, "learned" without a train state, and a robot that needs a
-            listed world where there is none, or one too large for it.
+    Raises ValueError for an unknown name, "learned" without a train state, and a robot that needs a
+    listed world where there is none, or one too large for it.
     """
     if name not in ROBOTS:
         raise ValueError(f"robot={name!r}: choose one of {ROBOTS}")
@@ -110,7 +108,6 @@ def frozen_policy(state: Any, key: Array) -> Array:
 
 def helping_robot(found: NamedWorld, gamma: float, *, told: bool) -> Robot:
     """It lets humans arrive as soon as they can (`mbx.empo.power.assistance`).
-
     told: it knows what they want. Otherwise it holds a belief about each, by Bayes' rule from what
     the human does, which starts at the goals' weights, and acts as if it would know for certain
     after the next step (QMDP). Of actions that are equally good it takes the first, to stand still.

@@ -55,6 +55,9 @@ class Eval(common.Eval):
         "Evaluations act by Q_r as eq. (4) gives it from the values of all successors, instead "
         "of by Q_r's network.",
     )
+    profile: bool = setting(
+        False, "Each evaluation prints and logs the milliseconds of an update's parts."
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,7 +61,6 @@ class Targets(NamedTuple):
 
 def exact_profiles(world: World, states: Any) -> Profiles:
     """All joint human actions with their probabilities: humans independent given the state.
-
     For Q_r each human acts by its goal-marginal; for V_h^e of (h, g) human h pursues g.
     """
     prior = jax.vmap(world.human_policy)(states)  # [B, H, G, A]
@@ -120,11 +119,9 @@ def expand(
         capacity: room in the list; None: for every slot.
         mask: `[B]`, states to count.
         listed: (states, prob) `[B, P, R, K, ...]`, where they are known already.
-
-    Returns:
-        The list, with segments (b * P + p) * R + r; `[B, P, R]` bool, segments some of whose
-        successors are missing, in the world's K or in the list; and metrics: n_successors, fill,
-        overflow (how many are missing), mass_error (the largest |1 - sum prob|).
+    Returns the list, with segments (b * P + p) * R + r; `[B, P, R]` bool, segments some of whose
+    successors are missing, in the world's K or in the list; and metrics: n_successors, fill,
+    overflow (how many are missing), mass_error (the largest |1 - sum prob|).
     """
     robots = jnp.asarray(profiles(world.num_robots, world.num_actions), jnp.int32)
     batch, num = human_actions.shape[:2]
@@ -171,7 +168,6 @@ def values(
     problem: Problem, train: TrainState, codes: Array, by_network: bool
 ) -> tuple[Array, Array, Array, Array]:
     """V_r `[N]`, V_h^e clamped `[N, H, G]`, X_h `[N, H]` and Q_r `[N, R]` by frozen parameters.
-
     X_h is at least X_FLOOR. by_network: V_r is by its network, if it has one that has begun to
     learn; else it is by eq. (9), with U_r by its network, if it has one, or by eq. (8).
     """
@@ -209,7 +205,6 @@ def make_targets(
     listed: tuple[Any, Array] | None = None,
 ) -> tuple[Targets, Metrics]:
     """Eqs. (4) and (6) for a batch of states, from frozen parameters.
-
     Of a part of a batch (`mbx.fast.collectives`) the metrics are its shares.
 
     Args:
@@ -220,11 +215,9 @@ def make_targets(
         capacity, listed: see `expand`.
         unique: room for distinct successors, each evaluated once; 0: every successor is. Results
             do not depend on it.
-
-    Returns:
-        The targets, and metrics: those of `expand`, lost_targets (share of robot actions without a
-        target because successors are missing), broken_targets (because a successor is not finite)
-        and zero_ability (how often X_h was at the floor).
+    Returns the targets, and metrics: those of `expand`, lost_targets (share of robot actions
+    without a target because successors are missing), broken_targets (because a successor is not
+    finite) and zero_ability (how often X_h was at the floor).
     """
     model, world, p = problem.model, problem.world, problem.at(train.step)
     shape = (*human.weight.shape, problem.num_robot_actions)
@@ -271,7 +264,6 @@ def make_targets(
 
 def checked(targets: Targets, lost: Array, human: Profiles, mask: Array) -> tuple[Targets, Metrics]:
     """The targets without those that lack a successor, `lost` `[B, P, R]`, or have no number.
-
     Missing successors would count 0, better than anything there is. Returns also their shares of
     the robot's actions in rows that exist.
     """

@@ -57,10 +57,8 @@ def solve_assistance(
         max_iterations: sweeps at most.
 
     Warns, as `solve`, where values may be off.
-
-    Raises:
-        ValueError: for an inconsistent world, a policy of another shape, and a world with too
-            many goals, humans or states for arrays of at most LARGEST numbers.
+    Raises ValueError for an inconsistent world, a policy of another shape, and a world with too
+    many goals, humans or states for arrays of at most LARGEST numbers.
     """
     check_world(world)
     humans, robots = np.asarray(world.humans), np.asarray(world.robots)

@@ -1,5 +1,8 @@
 """EMPO's equations as pure functions over arrays. Public names are those of `mbx.power`.
 
+The form is that of the authors' code where the paper has another (docs/empo.md): (1) and (6) absorb
+where a goal is achieved, (7) has weights, (8) is a mean. The paper: weights of 1, reduce="sum".
+
 (4) Q_r = gamma_r E V_r(s')   (5) pi_r ~ (-Q_r)^-beta_r   (6) V_h^e, policy-weighted attainment
 (7) X_h = sum_g w_g V_h^e^zeta   (8) U_r = -(mean_h X_h^-xi)^eta   (9) V_r = U_r + pi_r . Q_r
 
@@ -111,9 +114,7 @@ def human_aggregate(
 ) -> Array:
     """y = mean (or sum) over humans of X_h^(-xi). `[..., H]` -> `[...]`.
     X_h below `ABILITY_FLOOR` counts as that.
-
-    Args:
-        mask: `[..., H]` bool, humans that exist.
+    mask: `[..., H]` bool, humans that exist.
     """
     if reduce not in ("mean", "sum"):
         raise ValueError(f"reduce={reduce!r}: choose mean or sum")

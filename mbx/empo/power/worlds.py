@@ -248,7 +248,6 @@ def tabular_world(
     states an episode begins in, each equally likely; None for those that no transition enters from
     another state, or state 0 where there is none. features: `[S, D]`; None for one-hot. views: of
     state numbers.
-
     Raises ValueError for an inconsistent world or a policy of the wrong shape.
     """
     check_world(world)
