@@ -44,7 +44,7 @@ def choose(
         name: of the environment, for messages.
         shapes: of all its entries.
         dtypes: of all its entries, or one for all of them.
-        observe: names of those wanted; empty: all but those whose name begins with "privileged".
+        observe: names of those wanted; empty: all but text and names that begin with "privileged".
 
     Raises:
         ValueError: for names that are not there, entries that are no numbers, images that are not
@@ -57,6 +57,8 @@ def choose(
         )
     hidden = [one for one in shapes if one.rpartition("/")[2].startswith(HIDDEN)]
     wanted = [one for one in shapes if (one in observe if observe else one not in hidden)]
+    if not observe:  # without text, such as a mission's, where there is more than that
+        wanted = [one for one in wanted if _type(dtypes, one).kind in "biuf"] or wanted
     if not wanted:
         raise ValueError(
             f"env.observe={tuple(observe)}: of the observations of {name} nothing is left "
@@ -64,7 +66,7 @@ def choose(
         )
     parts = tuple(Part(one, tuple(map(int, shapes[one]))) for one in wanted)
     for part in parts:
-        dtype = np.dtype(dtypes[part.name] if isinstance(dtypes, Mapping) else dtypes)
+        dtype = _type(dtypes, part.name)
         if dtype.kind not in "biuf":
             kind = "text" if dtype.kind in "SU" else f"of type {dtype}"
             raise ValueError(
@@ -84,6 +86,10 @@ def choose(
             "them to one, or choose by env.observe"
         )
     return parts
+
+
+def _type(dtypes: Any, name: str) -> np.dtype:
+    return np.dtype(dtypes[name] if isinstance(dtypes, Mapping) else dtypes)
 
 
 def flat(tree: Any, path: str = "") -> dict[str, Any]:

@@ -115,7 +115,7 @@ def chosen(observe=(), **changes):
 
 
 def test_privileged_parts_are_seen_where_they_are_asked_for():
-    assert chosen(word=None) == ["state", "camera"]
+    assert chosen() == chosen(word=None) == ["state", "camera"]
     assert chosen(["robot/privileged_state", "state"]) == ["state", "robot/privileged_state"]
 
 
@@ -124,7 +124,8 @@ def test_privileged_parts_are_seen_where_they_are_asked_for():
     [
         (["sonar"], {}, r"env.observe=\('sonar',\): .* gym:X have no 'sonar': choose"),
         ((), dict(state=None, camera=None, word=None), "nothing is left .robot/privileged_state."),
-        ((), {}, "the observation's 'word' is text: numbers are needed"),
+        (["word"], {}, "the observation's 'word' is text: numbers are needed"),
+        ((), dict(state=None, camera=None), "'word' is text: numbers are needed"),
         ((), dict(state=(4, 4, 3), word=None), r"'state' is float64\[4, 4, 3\]: three"),
     ],
 )
@@ -173,6 +174,9 @@ def test_statistics_of_parts_of_a_batch_are_those_of_the_whole():
 # In environments and agents
 
 
+LARGE = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
+
+
 class Robot(gymnasium.Env):
     """Picture, nested numbers, a choice, and a text that nothing can read."""
 
@@ -180,7 +184,7 @@ class Robot(gymnasium.Env):
     action_space = Box(-1, 1, (1,))
     observation_space = Dict(
         arm=Dict(angle=Box(-9, 9, (2,)), gear=Discrete(3)),
-        camera=Box(0, 255, (2, 2, 1), np.uint8),
+        camera=Box(0, 255, (16, 16, 1), np.uint8),
         order=Text(9),
     )
     angle = 1.0
@@ -195,21 +199,22 @@ class Robot(gymnasium.Env):
 
     def _seen(self):
         angle = np.array([self.angle, np.nan if self.angle > 3.5 else 0.0], np.float32)
-        return {"arm": {"angle": angle, "gear": 2}, "camera": PIXELS, "order": "go"}
+        return {"arm": {"angle": angle, "gear": 2}, "camera": LARGE, "order": "go"}
 
 
 def test_a_gymnasium_dictionary_is_one_row_of_bytes(monkeypatch):
     monkeypatch.setitem(custom._GIVEN, "gym:python:Robot", Robot)
     with pytest.raises(ValueError, match="'order' is text"):
-        envs.make("gym:python:Robot", 2)
-    environment = envs.make("gym:python:Robot", 2, observe=["arm/angle", "arm/gear", "camera"])
+        envs.make("gym:python:Robot", 2, observe=["order"])
+    environment = envs.make("gym:python:Robot", 2)  # without the order
     spec = environment.spec
-    assert spec.parts == (Part("arm/angle", (2,)), Part("arm/gear", (3,)), CAMERA)
-    assert (spec.obs_shape, spec.obs_dtype) == ((4 + 4 * 5,), np.uint8)
+    camera = Part("camera", (16, 16, 1))
+    assert spec.parts == (Part("arm/angle", (2,)), Part("arm/gear", (3,)), camera)
+    assert (spec.obs_shape, spec.obs_dtype) == ((256 + 4 * 5,), np.uint8)
     obs = environment.reset(0)
     found = observations.split(spec.parts, obs)
     assert found["vector"].tolist() == [[1.0, 0.0, 0.0, 0.0, 1.0]] * 2
-    np.testing.assert_array_equal(found["image"], np.stack([PIXELS] * 2))
+    np.testing.assert_array_equal(found["image"], np.stack([LARGE] * 2))
     timestep = environment.step(np.array([[0.5], [1.0]]))  # the second one's angle is no number
     assert observations.split(spec.parts, timestep.final_obs)["vector"][0, 0] == 2.5
     assert timestep.fault.tolist() == [False, True] == timestep.truncated.tolist()

@@ -99,7 +99,7 @@ class Env:
         (), "Numbers in a gym: task's info, averaged over episodes into the log: success,cost."
     )
     observe: tuple[str, ...] = setting(
-        (), "Entries of a dictionary that are observed, as a,b. Empty = all but privileged_*."
+        (), "Entries of a dictionary that are observed, as a,b. Empty = no text, no privileged_*."
     )
     pixels: bool = setting(
         False, "Rendered images of dmc: and gym: tasks as observations, instead of numbers."
@@ -265,8 +265,9 @@ class RunSettings(abc.ABC):
 
     def for_task(self, spec: EnvSpec) -> Self:
         """These settings with task-dependent defaults filled in."""
-        env = dataclasses.replace(self.env, action_repeat=spec.action_repeat)
-        return dataclasses.replace(self, env=env)
+        found = {one: getattr(spec, one) for one in ("action_repeat", "episode_length", "metrics")}
+        found["observe"] = tuple(part.name for part in spec.parts)
+        return dataclasses.replace(self, env=dataclasses.replace(self.env, **found))
 
     def check_start(self, other: RunSettings) -> Iterator[str]:
         """Why parameters of another run would mean something else here; both are `for_task`."""

@@ -204,8 +204,7 @@ def plan(
     `observed` and `solved` do.
     """
     own = {name: getattr(task, name) for name in EnvSpec._fields if hasattr(task, name)}
-    limit, longest = task.time_limit, getattr(task, "ends_at", None)
-    found = getattr(task, "limits_found", "")
+    limit, longest = episode_length or task.time_limit, getattr(task, "ends_at", None)
     task = EnvSpec(**own | dict(episode_length=0, action_repeat=action_repeat) | fields)
     counts = dict(action_repeat=action_repeat, episode_length=episode_length)
     check_counts(task.name, num_envs=len(numbers), **counts)
@@ -216,8 +215,8 @@ def plan(
             "log (of each there is NAME and NAME_last, next to return and length): choose other "
             "names"
         )
-    if limit is None and episode_length is None:
-        raise ValueError(f"env.name={task.name!r} has no time limit: set env.episode_length{found}")
+    if limit is None:
+        raise ValueError(f"env.name={task.name!r} has no time limit: set env.episode_length")
     if longest and episode_length and (episode_length - 1) * action_repeat >= longest:
         raise ValueError(
             f"env.episode_length={episode_length} with action_repeat={action_repeat} exceeds the "
@@ -432,6 +431,8 @@ def _where(condition: Array, yes: Any, no: Any) -> Any:
     """Choose between two trees by a scalar or, batched, by `[E]`; also takes random keys."""
 
     def choose(a: Array, b: Array) -> Array:
+        if condition.ndim and a.shape[:1] != condition.shape:
+            return b  # contacts of all environments together, in MuJoCo Warp
         shape = condition.shape + (1,) * (a.ndim - condition.ndim)
         return jnp.where(condition.reshape(shape), a, b)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import numbers
 import re
 import warnings
@@ -26,6 +27,8 @@ from mbx.envs import custom
 from mbx.envs.base import RawEnvironment
 
 _STEPS = 5
+_TRIED_STEPS = 2_000  # in search of a time limit that nothing declares
+_SUCCESS = ("success", "is_success", "solved")  # what `info` calls it
 # Largest numbers that are learned from, and what to do; TD-MPC's bins end at symexp(10).
 _LARGE = {
     "rewards": (22_025.0, "what lies beyond 22,025 is cut off: scale them"),
@@ -68,13 +71,17 @@ class _Check:
 # Gymnasium's interface
 
 
-def check_first(name: str, kwargs: Mapping[str, Any]) -> None:
-    """Make a custom environment, reset and step it. Raises ValueError for defects."""
+def check_first(name: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Make a custom environment, reset and step it; the entries of `info` that tell success.
+    Raises ValueError for defects.
+    """
     env = custom.make(name, kwargs)
     try:
         _check_api(name, env)
         check_spaces(name, env)
-        _check_steps(_Check(name), env)
+        info = _check_steps(_Check(name), env)
+        found = {one: np.asarray(info.get(one)) for one in _SUCCESS}
+        return tuple(one for one, x in found.items() if not x.ndim and x.dtype.kind in "biuf")
     finally:
         custom.close(name, env)
 
@@ -141,8 +148,8 @@ def leaves(
         yield from leaves(space[key], value[key], f"{path}/{key}" if path else str(key), strict)
 
 
-def _check_steps(check: _Check, env: Any) -> None:
-    """Reset and step an environment, and compare what it gives with what it declares."""
+def _check_steps(check: _Check, env: Any) -> dict[str, Any]:
+    """Compare what an environment gives with what it declares; the last step's `info`."""
 
     def called(where: str, wanted: str, function: Any, *args: Any, **kwargs: Any) -> tuple:
         with custom.own_code(check.name, where):
@@ -169,6 +176,7 @@ def _check_steps(check: _Check, env: Any) -> None:
         if step[2] or step[3]:
             reset()
     check.warn_of_sizes()
+    return step[4]
 
 
 def _is_flag(x: Any) -> bool:
@@ -210,22 +218,46 @@ def _check_observation(check: _Check, space: Any, obs: Any, where: str) -> None:
 
 def time_limit(env: Any) -> int | None:
     """Steps after which an environment says it truncates episodes, or None."""
-    limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
+    whole, limit = env, getattr(getattr(env, "spec", None), "max_episode_steps", None)
     while limit is None and env is not None:
         limit = vars(env).get("_max_episode_steps", getattr(type(env), "max_episode_steps", None))
         limit = vars(env).get("max_episode_steps", limit)
         env = vars(env).get("env")
+    limit = _kept_limit(whole) if limit is None else limit
     return int(limit) if isinstance(limit, numbers.Integral) and limit > 0 else None
 
 
-def limits_found(env: Any) -> str:
-    """Attributes that may be an environment's own time limit, in words."""
-    found = dict(vars(getattr(env, "unwrapped", env)))
-    found |= config if isinstance(config := found.get("config"), dict) else {}
-    limit = re.compile("^duration$|^horizon$|max.*(step|fram)")
-    found = {n: x for n, x in found.items() if isinstance(x, numbers.Real) and x > 1}
-    told = ", ".join(f"{n}={x}" for n, x in found.items() if limit.search(str(n)))
-    return f" (its own may be {told})" if told else ""
+def _kept_limit(env: Any) -> Any:
+    """Time limit that an environment keeps by itself: ALE's, highway-env's, MiniGrid's."""
+    own, spec = getattr(env, "unwrapped", env), getattr(env, "spec", None)
+    kwargs, config = getattr(spec, "kwargs", {}), getattr(own, "config", None)
+    if frames := kwargs.get("max_num_frames_per_episode"):
+        return frames // int(np.min(kwargs.get("frameskip", 1)))
+    if isinstance(config, dict) and {"duration", "policy_frequency"} <= set(config):
+        return math.ceil(config["duration"] * config["policy_frequency"])
+    return getattr(own, "max_steps", None)
+
+
+def tried_limit(name: str, kwargs: Mapping[str, Any]) -> int | None:
+    """Length that an environment itself twice truncates an episode at, of random steps."""
+    env, last, count = custom.make(name, kwargs), 0, 0
+    try:
+        with custom.own_code(name, "a random episode"):
+            env.reset(seed=0)
+            env.action_space.seed(0)
+            for _ in range(_TRIED_STEPS):
+                _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                count += 1
+                if truncated and not terminated:
+                    if count == last:
+                        return count
+                    last = count
+                if terminated or truncated:
+                    env.reset()
+                    count = 0
+            return None
+    finally:
+        custom.close(name, env)
 
 
 # -------------------------------------------------------------------------------------------------

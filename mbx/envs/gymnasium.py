@@ -7,6 +7,9 @@ one-hot vectors; Dict and Tuple become named parts (`mbx.observations`), nested 
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -15,13 +18,14 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space, Text, utils
 
 from mbx.envs import custom, snapshot
 from mbx.envs.base import Suite
-from mbx.envs.checks import NUMBERS, check_first, check_spaces, leaves, limits_found, time_limit
+from mbx.envs.checks import NUMBERS, check_first, check_spaces, leaves, time_limit, tried_limit
 from mbx.envs.images import Images, form
 from mbx.envs.render import NoRenderer
 
 # Tasks that only ever end by their time limit.
 _ENDLESS = ("Pendulum-v1", "HalfCheetah", "Swimmer-v")
 _PACE = 0.05  # seconds a step, where it has no clock
+_SMALLEST_PICTURE = 16  # pixels a side
 _CHECKED: dict[str, Any] = {}  # custom environments, once a process
 
 
@@ -54,16 +58,16 @@ def _load(task: str, kwargs: dict[str, Any]) -> _Task:
     name = f"gym:{task}"
     if custom.is_own(name):
         key, found = f"{name} {kwargs}", custom.find(name)
-        if _CHECKED.get(key) is not found:
-            check_first(name, kwargs)
-            _CHECKED[key] = found
-        env = custom.make(name, kwargs)
-        return _Task(env, task, time_limit(env))
+        if _CHECKED.get(key, ())[:1] != (found,):
+            tried = functools.cache(functools.partial(tried_limit, name, kwargs))
+            _CHECKED[key] = found, check_first(name, kwargs), tried
+        env, (_, metrics, tried) = custom.make(name, kwargs), _CHECKED[key]
+        return _Task(env, task, lambda: time_limit(env) or tried(), metrics)
     env = custom.make_registered(name, task, kwargs | {"max_episode_steps": -1})
     check_spaces(name, env)
     limit = gymnasium.registry[env.spec.id].max_episode_steps or time_limit(env)
     limit = kwargs.get("max_episode_steps", limit)
-    return _Task(env, task, None if limit == -1 else limit)
+    return _Task(env, task, lambda: None if limit == -1 else limit)
 
 
 class _Task:
@@ -71,9 +75,10 @@ class _Task:
 
     ends_at = None  # its own time limit is taken off, or is a cut like any other
 
-    def __init__(self, env: Any, task: str, time_limit: int | None) -> None:
-        self._env, self._name, self.time_limit = env, f"gym:{task}", time_limit
-        self.limits_found = limits_found(env)
+    def __init__(
+        self, env: Any, task: str, limit: Callable[[], int | None], metrics: tuple[str, ...] = ()
+    ) -> None:
+        self._env, self._name, self._limit, self.metrics = env, f"gym:{task}", limit, metrics
         self.can_terminate = not task.startswith(_ENDLESS)
         space = env.action_space
         self.num_actions = int(space.n) if isinstance(space, Discrete) else 0
@@ -92,6 +97,10 @@ class _Task:
         self.choices = tuple((name, found) for name, found in chosen.items() if found)
         fps = (env.metadata or {}).get("render_fps")
         self.seconds = 1.0 / fps if fps else float(getattr(env.unwrapped, "dt", None) or _PACE)
+
+    @property
+    def time_limit(self) -> int | None:
+        return self._limit()
 
     def reset(self, seed: int | None) -> Any:
         with custom.own_code(self._name, "reset()"):
@@ -137,7 +146,10 @@ class _Task:
 def _form(space: Space, alone: bool) -> tuple[tuple[int, ...], Any]:
     """Shape and type of what is observed of a space without parts."""
     if isinstance(space, Box):
-        return form(space, alone)
+        shape, dtype = form(space, alone)
+        # Pictures that are too small for an encoder are symbols, such as MiniGrid's 7x7.
+        symbols = dtype == np.uint8 and max(shape) < _SMALLEST_PICTURE
+        return ((math.prod(shape),), np.float32) if symbols else (shape, dtype)
     if isinstance(space, NUMBERS):
         return utils.flatten_space(space).shape, np.float32
     return (), np.str_ if isinstance(space, Text) else np.object_

@@ -58,6 +58,7 @@ class SteppedEnvironment(HostEnvironment):
         **options: Any,
     ) -> None:
         task, num, self._drawn = tasks[0], len(tasks), images.pixels
+        metrics = [*metrics, *(one for one in getattr(task, "metrics", ()) if one not in metrics)]
         options |= dict(name=name, metrics=metrics, discrete=task.num_actions > 0)
         options["action_dim"] = task.num_actions or task.action_low.size
         options |= dict(action_high=()) if task.num_actions else {}

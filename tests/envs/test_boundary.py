@@ -397,19 +397,6 @@ def test_numbers_that_are_far_from_one_are_said():
     assert len(told) == 2
 
 
-def test_limits_of_its_own_are_named():
-    class Maze(Recorder):
-        max_episode_steps = None
-
-        def __init__(self):
-            super().__init__(spaces.Box(-1, 1), spaces.Box(-1, 1))
-            self.max_steps, self.config, self.steps_max = 100, {"duration": 40, 0: 1}, 3
-
-    words = r"set env.episode_length \(its own may be max_steps=100, duration=40\)$"
-    with pytest.raises(ValueError, match=words):
-        envs.make(named(Maze), 1)
-
-
 SCRIPT = """
 import os
 with open(os.environ["COUNT"], "a") as file:

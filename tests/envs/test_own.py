@@ -271,10 +271,10 @@ FAULTY = {
     ),
     "images of two sizes": (
         wrong(
-            observation_space=Dict({n: Box(0, 255, (n, 2, 3), np.uint8) for n in (2, 4)}),
-            result=({n: np.ones((n, 2, 3), np.uint8) for n in (2, 4)}, 0.0, False, False, {}),
+            observation_space=Dict({n: Box(0, 255, (n, 2, 3), np.uint8) for n in (16, 32)}),
+            result=({n: np.ones((n, 2, 3), np.uint8) for n in (16, 32)}, 0.0, False, False, {}),
         ),
-        r"the observation's images are of different sizes, {'2': \(2, 2\), '4': \(4, 2\)}",
+        r"the observation's images are of different sizes, {'16': \(16, 2\), '32': \(32, 2\)}",
     ),
     "keys": (
         wrong(observation_space=Dict(a=Discrete(2)), result=({"b": 0}, 0.0, False, False, {})),

@@ -55,7 +55,7 @@ def test_the_directory_is_enough_and_changes_are_said(begun, capsys):
     result = run.train(config, workdir)
     told = capsys.readouterr().err
     assert f"resuming {workdir} from step 40 of 80" in told
-    assert "mbx: for toy:point: env.action_repeat=1\n" in told
+    assert "mbx: for toy:point: env.action_repeat=1, env.episode_length=" in told
     said = "train.steps=80 (was 40); train.log_interval=16 (was 20); eval.episodes=3 (was 2)"
     assert f"changed: {said}\n" in told
     assert [steps for steps, _ in result.evaluations] == [40, 64, 80]
