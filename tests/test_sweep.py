@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 
+import optuna
 import pytest
 
-from mbx.commands import jobs, sweep
+from mbx.commands import jobs, search, sweep
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = "configs/tdmpc.py"
@@ -88,6 +89,81 @@ def test_the_job_array_makes_one_run_a_job(tmp_path):
     assert f'\n{command} --only="$SLURM_ARRAY_TASK_ID" &\n' in text
     (tmp_path / "script.sh").write_text(text)
     assert subprocess.run(["bash", "-n", tmp_path / "script.sh"]).returncode == 0
+
+
+TRIAL = """
+import json, os, sys
+workdir, x = sys.argv[1], float(sys.argv[2])
+os.makedirs(workdir, exist_ok=True)
+row = dict(kind="eval", step=40, time=0.0, return_mean=-((x - 3.0) ** 2))
+with open(f"{workdir}/metrics.jsonl", "w") as file:
+    file.write(json.dumps(row) + "\\n")
+"""
+
+
+def test_a_search_continues_learns_from_scores_and_survives_failures(tmp_path):
+    axes = {"a.x": ["0.5..8.0 log"], "b.n": ["1..2"], "c.kind": ["tiny", "large"]}
+    made = []
+
+    def make(values):
+        made.append(values)
+        found = []
+        for seed in (0, 1):
+            path = str(tmp_path / f"{values['a.x']}-{values['b.n']}-{values['c.kind']}-s{seed}")
+            script = TRIAL if values["c.kind"] == "large" else "raise SystemExit(1)"
+            command = (sys.executable, "-S", "-c", script, path, values["a.x"])
+            found.append(jobs.Job(str(values), seed, path, 40, command))
+        return found
+
+    options = dict(workers=2, devices=0, storage=f"sqlite:///{tmp_path}/optuna.db")
+    runs, problems = search.search(axes, make, trials=6, **options)
+    assert made[:6] == [  # every end is checked first
+        {"a.x": x, "b.n": n, "c.kind": kind}
+        for x, n, kind in (
+            *(("0.5", "1", "tiny"), ("0.5", "1", "tiny"), ("8.0", "1", "tiny")),
+            *(("0.5", "1", "tiny"), ("0.5", "2", "tiny"), ("0.5", "1", "tiny")),
+        )
+    ]
+    study = optuna.load_study(study_name="sweep", storage=options["storage"])
+    states = [trial.state.name for trial in study.trials]
+    kinds = [trial.params["c.kind"] for trial in study.trials]
+    assert states == [{"tiny": "FAIL", "large": "COMPLETE"}[kind] for kind in kinds]
+    assert len(problems) == 2 * kinds.count("tiny") and {"FAIL", "COMPLETE"} == set(states)
+    begun = study.ask({name: kind for name, kind in study.trials[0].distributions.items()})
+    runs, _ = search.search(axes, make, trials=12, **options)
+    trials = optuna.load_study(study_name="sweep", storage=options["storage"]).trials
+    assert len(trials) == 12 and trials[begun.number].state.is_finished()
+    values = [job.curve().values[-1] for job in runs]
+    assert values == sorted(values, reverse=True) and len(values) == 2 * sum(
+        trial.value is not None for trial in trials
+    )
+    before = len(os.listdir(tmp_path))
+    assert search.search(axes, make, trials=12, **options)[0][0].workdir == runs[0].workdir
+    assert len(os.listdir(tmp_path)) == before
+    with pytest.raises(ValueError, match="its trials are of a.x, b.n, c.kind: give another --out"):
+        search.search(axes | {"d": ["1..2"]}, make, trials=12, **options)
+    with pytest.raises(ValueError, match="optuna.db cannot be used: .* give another --out"):
+        search.search(axes | {"c.kind": ["other"]}, make, trials=12, **options)
+    (tmp_path / "damaged.db").write_text("no database")
+    with pytest.raises(ValueError, match="damaged.db cannot be used"):
+        search.search(
+            axes, make, trials=1, **options | {"storage": f"sqlite:///{tmp_path}/damaged.db"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set=loss.rho=0.2..0.7"], "--set=loss.rho: a range is for --search=optuna"),
+        (["--set=loss.rho=0.7..0.2", "--search=optuna"], "the range 0.7..0.2 is empty"),
+        (["--set=loss.rho=0..1 log", "--search=optuna"], "has no logarithm"),
+        (["--set=loss.rho=-1..1", "--search=optuna"], "config.loss.rho=-1"),
+        (["--set=loss.rho=0.2..0.7", "--search=optuna", "--slurm"], "leave out --slurm"),
+    ],
+)
+def test_mistakes_of_a_search(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        sweep.main([*arguments, f"--out={tmp_path}"])
 
 
 STOPS = """

@@ -27,6 +27,7 @@ from mbx.training.files import atomic_write, prepare_output
 
 _RESUME = "--config.resume=True"  # left out where there is no directory yet
 _RECORDED = ("commit", "changed_files", "versions", "machine", "devices")  # in run.json
+CONTINUES = "the same command continues"  # in messages of runs that a signal stopped
 _STOPPED = (129, 130, 143)  # exit statuses of runs that a signal stopped: saved, not failed
 
 
@@ -99,13 +100,13 @@ def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]
         place, name = places.get(), f"{job.label} seed {job.seed}"
         try:
             if stopped.is_set():
-                return f"{name}: not run, the same command continues"
+                return f"{name}: not run, {CONTINUES}"
             say(f"{name}: begins, see {job.workdir}.log")
             code = _run(job, place if workers > 1 or devices else None, devices, running)
         finally:
             places.put(place)
         if code in _STOPPED:
-            return say(f"{name}: stopped and saved, the same command continues it")
+            return say(f"{name}: stopped and saved, {CONTINUES} it")
         if code:
             return say(f"{name}: failed, see {job.workdir}.log")
         say(f"{name}: done")

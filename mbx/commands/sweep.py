@@ -4,6 +4,8 @@ r"""Train with every combination of values of some settings and several seeds, a
     mbx sweep --config=configs/dreamer.py --set=env.name=gymnax:CartPole-v1 \
         --set=train.steps=2e4 --set=loss.free_nats=0.3,1,3 --out=runs/nats
     mbx sweep --set=loss.rho=0.5,0.7 --seeds=5 --slurm > sweep.sh
+    mbx sweep --search=optuna --trials=30 --set='optimizer.learning_rate=1e-4..1e-2 log' \
+        --set=loss.batch_size=64..256 --set=model.size=tiny,1
 
 A setting with one value holds for all runs; of several, every combination is run. Values are split
 at commas outside brackets and quotes. All settings are checked before the first run starts. Runs
@@ -12,18 +14,24 @@ are in OUT/SETTINGS-sSEED; complete ones are not repeated, the others resume. At
 (interquartile means with bootstrap intervals, probabilities of improvement over the first setting),
 and the data: curves.csv with runs.json. --slurm prints the sweep as a script for sbatch, an array
 of jobs; --only=N runs one of them.
+
+--search=optuna tries --trials combinations, chosen by the highest last --metric of those before, a
+mean over seeds. A range is LOW..HIGH, of whole numbers if both are, or 'LOW..HIGH log'. Its
+database is OUT/optuna.db, or --storage=URL; the tables show the eight best trials, best first.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mbx.analysis import curves, runs, tables
+from mbx.commands import search
 from mbx.commands.arguments import at_least, make_parser
 from mbx.commands.jobs import Job, make_job, run_all, write_curves, write_manifest
 from mbx.config import extensions, load
@@ -55,6 +63,9 @@ def main(arguments: list[str]) -> None:
     add("--no-run", "--norun", action="store_true", help="Only draw and compare what is there.")
     add("--slurm", action="store_true", help="Print a script for sbatch: a job array.")
     add("--only", type=at_least(0), help="Number of the only run to make (for --slurm).")
+    add("--search", default="grid", choices=("grid", "optuna"), help="How values are chosen.")
+    add("--trials", type=at_least(1), default=20, help="Number of trials of --search=optuna.")
+    add("--storage", help="URL of the database of --search=optuna.")
     options = parser.parse_args(arguments)
     if not arguments:
         raise ValueError(
@@ -62,6 +73,10 @@ def main(arguments: list[str]) -> None:
             "or --seeds=N for N runs of the default; --help tells more"
         )
     folder = os.path.abspath(os.path.expanduser(options.out))
+    if options.search == "optuna":
+        jobs, problems = _searched(options, folder)
+        _end(jobs, folder, options.metric, problems)
+        return
     jobs = make_jobs(
         options.config, options.set, seeds=options.seeds, folder=folder, metric=options.metric
     )
@@ -78,9 +93,39 @@ def main(arguments: list[str]) -> None:
     problems = []
     if not options.no_run:
         problems = run_all(jobs, workers=options.workers, devices=options.devices)
-    report(jobs, folder, options.metric)
+    _end(jobs, folder, options.metric, problems)
+
+
+def _end(jobs: Sequence[Job], folder: str, metric: str, problems: Sequence[str]) -> None:
+    report(jobs, folder, metric)
     if problems:
         sys.exit("failed runs:\n" + "\n".join(problems))
+
+
+def _searched(options: argparse.Namespace, folder: str) -> tuple[list[Job], list[str]]:
+    """Runs of the best trials of --search=optuna, and error messages."""
+    if options.slurm or options.only is not None:
+        raise ValueError("--search=optuna makes its own runs: leave out --slurm and --only")
+    axes = _axes(options.set)
+
+    def make(values: Mapping[str, str]) -> list[Job]:
+        chosen = [f"{name}={value}" for name, value in values.items()]
+        free = [x for x, name in zip(chosen, values, strict=True) if x not in options.set]
+        names = dict(label=", ".join(free) or "all", folder=folder, metric=options.metric)
+        return [_job(options.config, chosen, seed, **names) for seed in range(options.seeds)]
+
+    os.makedirs(folder, exist_ok=True)
+    jobs, problems = search.search(
+        axes,
+        make,
+        trials=0 if options.no_run else options.trials,
+        workers=options.workers,
+        devices=options.devices,
+        storage=options.storage or f"sqlite:///{folder}/optuna.db",
+    )
+    if jobs:
+        print(f"best: {jobs[0].label}")
+    return jobs[: 8 * options.seeds], problems
 
 
 def split(values: str) -> list[str]:
@@ -100,8 +145,18 @@ def split(values: str) -> list[str]:
 
 def combinations(given: Sequence[str]) -> list[tuple[str, ...]]:
     """Every combination of "SETTING=VALUE,VALUE", the last setting changing fastest.
-    Raises ValueError for malformed or repeated settings.
+    Raises ValueError for malformed or repeated settings, and for ranges.
     """
+    axes = _axes(given)
+    for name, values in axes.items():
+        if any(search.bounds(value) for value in values):
+            raise ValueError(f"--set={name}: a range is for --search=optuna, give values")
+    pairs = ([f"{name}={value}" for value in values] for name, values in axes.items())
+    return list(itertools.product(*pairs))
+
+
+def _axes(given: Sequence[str]) -> dict[str, list[str]]:
+    """Values of each setting of "SETTING=VALUE,VALUE"."""
     axes: dict[str, list[str]] = {}
     for text in given:
         name, equals, values = text.partition("=")
@@ -113,8 +168,7 @@ def combinations(given: Sequence[str]) -> list[tuple[str, ...]]:
         if name in _OWN:
             raise ValueError(f"--set={text}: not here, use {_OWN[name]}")
         axes[name] = list(dict.fromkeys(split(values)))
-    pairs = ([f"{name}={value}" for value in values] for name, values in axes.items())
-    return list(itertools.product(*pairs))
+    return axes
 
 
 def make_jobs(
@@ -127,22 +181,25 @@ def make_jobs(
     shared = set.intersection(*(set(one) for one in every))
     found = []
     for seed, chosen in itertools.product(range(seeds), every):
-        settings = load(config, chosen)
         label = ", ".join(x for x in chosen if x not in shared) or "all"
-        found.append(
-            make_job(
-                label,
-                seed,
-                os.path.join(folder, f"{_UNSAFE.sub('-', label)}-s{seed}"),
-                config=config,
-                steps=settings.train.steps,
-                overrides=[x for x in chosen if not x.startswith("train.steps=")],
-                metric=metric,
-            )
-        )
+        found.append(_job(config, chosen, seed, label=label, folder=folder, metric=metric))
     if len({job.workdir for job in found}) < len(found):
         raise ValueError("two of these values make the same file name: give them in two sweeps")
     return found
+
+
+def _job(
+    config: str, chosen: Sequence[str], seed: int, *, label: str, folder: str, metric: str
+) -> Job:
+    return make_job(
+        label,
+        seed,
+        os.path.join(folder, f"{_UNSAFE.sub('-', label)}-s{seed}"),
+        config=config,
+        steps=load(config, chosen).train.steps,
+        overrides=[x for x in chosen if not x.startswith("train.steps=")],
+        metric=metric,
+    )
 
 
 def slurm(arguments: Sequence[str], number: int, workers: int) -> str:

@@ -1,0 +1,111 @@
+"""Search for the best settings by Optuna, whose trials are a sweep's runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mbx.commands.jobs import CONTINUES, Job, run_all
+
+_NUMBER = r"([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
+_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}( log)?")
+
+
+def bounds(value: str) -> tuple[float, float, bool] | None:
+    """Ends of the range "LOW..HIGH" or "LOW..HIGH log", whole where both are; None if it is none.
+    Raises ValueError for an empty range, and for a logarithmic one of numbers below 0.
+    """
+    if (found := _RANGE.fullmatch(value)) is None:
+        return None
+    low, high = (float(x) if set(".eE") & set(x) else int(x) for x in found.groups()[:2])
+    if not low < high or (found[3] and low <= 0):
+        raise ValueError(f"the range {value} is empty or has no logarithm: write LOW..HIGH log")
+    return low, high, bool(found[3])
+
+
+def search(
+    axes: Mapping[str, Sequence[str]],
+    make: Callable[[Mapping[str, str]], list[Job]],
+    *,
+    trials: int,
+    workers: int,
+    devices: int,
+    storage: str,
+) -> tuple[list[Job], list[str]]:
+    """Run trials until there are enough: the runs of complete ones, best first, and messages.
+
+    Args:
+        axes: texts of each setting's values; a range, alone, is searched in.
+        make: values of the settings -> a run for each seed.
+        trials: number of trials in the database, with those of earlier commands.
+        workers, devices: as `run_all`.
+        storage: URL of the database.
+
+    Raises:
+        ImportError: without Optuna.
+        ValueError: for invalid settings, and a database that cannot be used for them.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ImportError("--search=optuna needs Optuna: pip install 'mbx-rl[optuna]'") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    space: dict[str, Any] = {}
+    ends = {name: list(values) for name, values in axes.items()}
+    for name, values in axes.items():
+        space[name] = optuna.distributions.CategoricalDistribution(values)
+        if len(values) == 1 and (found := bounds(values[0])):
+            *limits, log = found
+            ends[name] = [str(x) for x in limits]
+            kinds = optuna.distributions.IntDistribution, optuna.distributions.FloatDistribution
+            space[name] = kinds[any(isinstance(x, float) for x in limits)](*limits, log=log)
+    first = {name: values[0] for name, values in ends.items()}
+    at_once = -(-workers // len(make(first)))
+    for name, values in ends.items():
+        for value in values:
+            make(first | {name: value})  # checks it
+
+    def runs_of(trial: Any) -> list[Job]:
+        shown = {n: f"{x:.4g}" if isinstance(x, float) else str(x) for n, x in trial.params.items()}
+        return make({name: shown[name] for name in axes})
+
+    try:
+        study = optuna.create_study(
+            storage=storage, study_name="sweep", direction="maximize", load_if_exists=True
+        )
+        for old in study.trials[:1]:
+            if set(old.distributions) != set(space):
+                raise ValueError(f"its trials are of {', '.join(old.distributions)}")
+            for name, kind in space.items():
+                optuna.distributions.check_distribution_compatibility(old.distributions[name], kind)
+    except Exception as error:  # of the database, or of a study with other settings
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{storage} cannot be used: {reason}: give another --out") from error
+    # Another seed than before, whose draws would be the same.
+    study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=len(study.trials))
+    state = optuna.trial.TrialState
+    begun = study.get_trials(states=(state.RUNNING,))  # by a command that was stopped
+    waiting: list[Any] = [trial for trial in begun if len(trial.params) == len(space)]
+    problems: list[str] = []
+    while not any(CONTINUES in problem for problem in problems):
+        room = min(at_once - len(waiting), trials - len(study.trials))
+        waiting += [study.ask(space) for _ in range(room)]
+        if not waiting or not trials:
+            break
+        jobs = {trial.number: runs_of(trial) for trial in waiting}
+        unique = {job.workdir: job for several in jobs.values() for job in several}
+        problems += run_all(list(unique.values()), workers=workers, devices=devices)
+        for number, several in jobs.items():
+            scores = [job.curve().values[-1] for job in several if job.complete()]
+            if len(scores) == len(several) and np.isfinite(scores).all():
+                study.tell(number, float(np.mean(scores)))
+            elif not any(CONTINUES in problem for problem in problems):
+                study.tell(number, state=state.FAIL)
+        waiting = []
+    done = [trial for trial in study.trials if trial.value is not None]
+    done.sort(key=lambda trial: -trial.value)
+    ranked = {job.workdir: job for trial in done for job in runs_of(trial)}
+    return list(ranked.values()), problems
