@@ -13,7 +13,7 @@ import importlib
 import os
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Space
@@ -26,27 +26,13 @@ from mbx.envs.images import DRAWN_SIZE, Images
 from mbx.training.logging import say
 from mbx.types import EnvSpec
 
-
-class Episode(NamedTuple):
-    """One recorded episode of T steps; observations `[T+1]`, or their leaves."""
-
-    observations: Any
-    actions: np.ndarray
-    rewards: np.ndarray
-    terminated: bool
-
-
-class Recording(Protocol):
-    """An opened data set."""
-
-    lengths: np.ndarray  # steps of each episode
-    repeat: int  # environment steps of a step
-
-    def spaces(self, spec: EnvSpec) -> tuple[Space, Space]: ...  # of observations and actions
-    def episodes(self, spec: EnvSpec) -> Iterator[Episode]: ...
+# Of an episode of T steps: observations [T+1] (or their leaves), actions, rewards, terminated.
+Episode = tuple[Any, np.ndarray, np.ndarray, bool]
 
 
 class _Minari:
+    """Opened: `lengths` of its episodes, `repeat`, environment steps of a step."""
+
     def __init__(self, name: str) -> None:
         minari = importlib.import_module("minari")
         place = next((x for x in (f"{name}/data", name) if os.path.isdir(x)), "")
@@ -63,7 +49,7 @@ class _Minari:
         for one in self._data:
             if np.any(one.terminations[:-1]):
                 raise ValueError(f"episode {one.id} continues after it terminates, split it there")
-            yield Episode(one.observations, one.actions, one.rewards, bool(one.terminations[-1]))
+            yield one.observations, one.actions, one.rewards, bool(one.terminations[-1])
 
 
 class _LeRobot:
@@ -125,9 +111,10 @@ class _LeRobot:
             done, cut = (np.ravel(rows.get(f"next.{x}", never))[-1] for x in ("done", "truncated"))
             ended = done and not cut and spec.can_terminate and length < spec.episode_length
             obs = found if spec.parts else found[""]
-            yield Episode(obs, rows["action"], np.ravel(rows["next.reward"]), bool(ended))
+            yield obs, rows["action"], np.ravel(rows["next.reward"]), bool(ended)
 
 
+_FLAGS = ("is_first", "is_last", "terminated")
 _READERS: dict[str, Any] = {"minari:": _Minari, "lerobot:": _LeRobot}
 
 
@@ -142,25 +129,25 @@ def _told(name: str, fault: str) -> Iterator[None]:
     """Every error, whatever the package raises, as one line that names the data set."""
     try:
         yield
+    except ImportError:
+        raise
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"train.dataset={name!r} {fault}: {reason}") from error
 
 
-def opened(name: str) -> Recording:
+def opened(name: str) -> Any:
     """The data set. Raises ImportError without its package, ValueError where it cannot be read."""
     reader, place = split(name)
+    need = f"train.dataset={name!r} needs {reader}: pip install 'mbx-rl[{reader}]'"
     with _told(name, "cannot be read, give the name or folder of a complete one"):
         try:
-            found: Recording = _READERS[f"{reader}:"](place)
+            found = _READERS[f"{reader}:"](place)
         except ImportError as error:
-            missing = error
-        else:
-            if not found.lengths.size or found.lengths.min() < 1:
-                raise ValueError("it has no episodes, or empty ones")
-            return found
-    need = f"train.dataset={name!r} needs {missing.name or reader}"
-    raise ImportError(f"{need}: pip install 'mbx-rl[{reader}]'") from missing
+            raise ImportError(f"{need} ({error})") from error
+        if not found.lengths.size or found.lengths.min() < 1:
+            raise ValueError("it has no episodes, or empty ones")
+    return found
 
 
 def places(lengths: np.ndarray, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -191,31 +178,28 @@ def read(name: str, spec: EnvSpec, env: Env) -> dict[str, np.ndarray]:
         plan, task = _plan(name, recording, spec, env)
     lengths, (envs, starts) = recording.lengths, places(recording.lengths, env.num_envs)
     shape, totals = (env.num_envs, int((starts + lengths + 1).max())), []
-    obs = np.zeros((*shape, *spec.obs_shape), spec.obs_dtype)
-    action = np.zeros((*shape, spec.action_dim), np.float32)
-    reward = np.zeros(shape, np.float32)
-    is_first, is_last, terminated = np.zeros((3, *shape), bool)
+    rows: dict[str, np.ndarray] = {name: np.zeros(shape, bool) for name in _FLAGS}
+    rows |= {"obs": np.zeros((*shape, *spec.obs_shape), spec.obs_dtype)}
+    rows |= {"action": np.zeros((*shape, spec.action_dim), np.float32)}
+    rows |= {"reward": np.zeros(shape, np.float32)}
     with _told(name, "cannot be read"):
-        episodes = zip(recording.episodes(spec), lengths, envs, starts, strict=True)
-        for one, length, e, start in episodes:
-            end = start + length
-            obs[e, start : end + 1] = _observations(plan, task, one.observations, int(length) + 1)
-            action[e, start:end] = _actions(spec, one.actions)
-            reward[e, start + 1 : end + 1] = one.rewards
-            is_first[e, start] = is_last[e, end] = True
-            terminated[e, end] = one.terminated
-            totals.append(float(np.sum(one.rewards)))
-        if terminated.any() and not spec.can_terminate:
+        episodes = zip(recording.episodes(spec), envs, starts, starts + lengths, strict=True)
+        for (obs, actions, rewards, terminated), e, start, end in episodes:
+            rows["obs"][e, start : end + 1] = _observations(plan, task, obs, int(end - start) + 1)
+            rows["action"][e, start:end] = _actions(spec, actions)
+            rows["reward"][e, start + 1 : end + 1] = rewards
+            rows["is_first"][e, start] = rows["is_last"][e, end] = True
+            rows["terminated"][e, end] = terminated
+            totals.append(float(np.sum(rewards)))
+        if rows["terminated"].any() and not spec.can_terminate:
             raise ValueError(f"an episode terminates, {spec.name} only ends by its time limit")
-    count, rows = np.bincount(envs, lengths, shape[0]), np.bincount(envs, lengths + 1, shape[0])
     say(
         f"{name}: {len(totals):,} episodes, {lengths.sum():,} steps, return "
         f"{np.mean(totals):.4g} (from {min(totals):.4g} to {max(totals):.4g})"
     )
-    fields = dict(obs=obs, action=action, reward=reward)
-    fields |= dict(is_first=is_first, is_last=is_last, terminated=terminated)
-    counts = dict(size=rows, position=rows % shape[1], transitions=count)
-    arrays = {f"row/{field}": x for field, x in fields.items()}
+    count, size = np.bincount(envs, lengths, shape[0]), np.bincount(envs, lengths + 1, shape[0])
+    counts = dict(size=size, position=size % shape[1], transitions=count)
+    arrays = {f"row/{field}": x for field, x in rows.items()}
     return arrays | {field: x.astype(np.int32) for field, x in counts.items()}
 
 
@@ -237,15 +221,15 @@ def _form(spec: EnvSpec) -> str:
     return f"observations {obs} and {spec.action_dim} {kind} actions from {low} to {high}"
 
 
-def _plan(name: str, recording: Recording, spec: EnvSpec, env: Env) -> tuple[base.Plan, Any]:
+def _plan(name: str, recording: Any, spec: EnvSpec, env: Env) -> tuple[base.Plan, Any]:
     """How recorded observations are seen. Raises ValueError where the task's are others."""
     if spec.tasks:
         raise ValueError("choose one task, as env.name=SUITE:TASK")
     if recording.repeat != spec.action_repeat:
         raise ValueError(f"set env.action_repeat={recording.repeat}, as it was recorded")
     observed, acted = recording.spaces(spec)
-    made = SimpleNamespace(observation_space=observed, action_space=acted, metadata={}, dt=None)
-    made.unwrapped = made
+    made = SimpleNamespace(observation_space=observed, action_space=acted, metadata={})
+    made.unwrapped = SimpleNamespace()
     checks.check_spaces(name, made)
     task: Any = suite._Task(made, name, spec.episode_length)
     if wanted := [part.name for part in spec.parts]:
