@@ -53,43 +53,16 @@ def search(
     except ImportError as error:
         raise ImportError("--search=optuna needs Optuna: pip install 'mbx-rl[optuna]'") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    space: dict[str, Any] = {}
-    ends = {name: list(values) for name, values in axes.items()}
-    for name, values in axes.items():
-        space[name] = optuna.distributions.CategoricalDistribution(values)
-        if len(values) == 1 and (found := bounds(values[0])):
-            *limits, log = found
-            ends[name] = [str(x) for x in limits]
-            kinds = optuna.distributions.IntDistribution, optuna.distributions.FloatDistribution
-            space[name] = kinds[any(isinstance(x, float) for x in limits)](*limits, log=log)
-    first = {name: values[0] for name, values in ends.items()}
-    at_once = -(-workers // len(make(first)))
-    for name, values in ends.items():
-        for value in values:
-            make(first | {name: value})  # checks it
+    at_once = -(-workers // _check(axes, make))
+    space, state = _space(optuna.distributions, axes), optuna.trial.TrialState
+    study, problems = _study(optuna, storage, space), list[str]()
 
     def runs_of(trial: Any) -> list[Job]:
         shown = {n: f"{x:.4g}" if isinstance(x, float) else str(x) for n, x in trial.params.items()}
         return make({name: shown[name] for name in axes})
 
-    try:
-        study = optuna.create_study(
-            storage=storage, study_name="sweep", direction="maximize", load_if_exists=True
-        )
-        for old in study.trials[:1]:
-            if set(old.distributions) != set(space):
-                raise ValueError(f"its trials are of {', '.join(old.distributions)}")
-            for name, kind in space.items():
-                optuna.distributions.check_distribution_compatibility(old.distributions[name], kind)
-    except Exception as error:  # of the database, or of a study with other settings
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{storage} cannot be used: {reason}: give another --out") from error
-    # Another seed than before, whose draws would be the same.
-    study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=len(study.trials))
-    state = optuna.trial.TrialState
     begun = study.get_trials(states=(state.RUNNING,))  # by a command that was stopped
     waiting: list[Any] = [trial for trial in begun if len(trial.params) == len(space)]
-    problems: list[str] = []
     while not any(CONTINUES in problem for problem in problems):
         room = min(at_once - len(waiting), trials - len(study.trials))
         waiting += [study.ask(space) for _ in range(room)]
@@ -109,3 +82,51 @@ def search(
     done.sort(key=lambda trial: -trial.value)
     ranked = {job.workdir: job for trial in done for job in runs_of(trial)}
     return list(ranked.values()), problems
+
+
+def _check(axes: Mapping[str, Sequence[str]], make: Callable[..., list[Job]]) -> int:
+    """Make runs of every value and end of a range, which checks them; returns a trial's number."""
+    for name, values in axes.items():
+        if len(values) > 1 and any(bounds(value) for value in values):
+            raise ValueError(f"--set={name}: a range stands alone, leave out the other values")
+    ends = {
+        name: [str(x) for x in found[:2]] if (found := bounds(values[0])) else list(values)
+        for name, values in axes.items()
+    }
+    first = {name: values[0] for name, values in ends.items()}
+    for name, values in ends.items():
+        for value in values:
+            make(first | {name: value})
+    return len(make(first))
+
+
+def _space(kinds: Any, axes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Optuna's distribution of each setting."""
+    space: dict[str, Any] = {}
+    for name, values in axes.items():
+        space[name] = kinds.CategoricalDistribution(values)
+        if found := bounds(values[0]):
+            *limits, log = found
+            whole = not any(isinstance(x, float) for x in limits)
+            kind = kinds.IntDistribution if whole else kinds.FloatDistribution
+            space[name] = kind(*limits, log=log)
+    return space
+
+
+def _study(optuna: Any, storage: str, space: Mapping[str, Any]) -> Any:
+    """The study in a database. Raises ValueError where that is none, or one of other settings."""
+    try:
+        study = optuna.create_study(
+            storage=storage, study_name="sweep", direction="maximize", load_if_exists=True
+        )
+        for old in study.trials[:1]:
+            if set(old.distributions) != set(space):
+                raise ValueError(f"its trials are of {', '.join(old.distributions)}")
+            for name, kind in space.items():
+                optuna.distributions.check_distribution_compatibility(old.distributions[name], kind)
+    except Exception as error:  # a database's have many types
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{storage} cannot be used: {reason}: give another --out") from error
+    # Another seed than before, whose draws would be the same.
+    study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=len(study.trials))
+    return study
