@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import warnings
@@ -16,7 +17,8 @@ from gymnasium.spaces import Box, Dict, Discrete
 from mbx import envs, observations
 from mbx.agents.settings import Env
 from mbx.commands import export_data
-from mbx.training import datasets, run, transfer
+from mbx.envs.images import Images
+from mbx.training import datasets, run, rundir, transfer
 from mbx.training.logging import read_rows
 from tests.faults.small import make_agent, small_config
 
@@ -105,7 +107,7 @@ def test_images_are_processed_as_the_task_s(game):
     options = dict(frame_stack=2, grey=True, image_size=2, observe=("camera",))
     images = dict(pixels=False, size=2, grey=True, stack=2)
     with envs.make(
-        NAME, 1, episode_length=7, observe=("camera",), images=envs.images.Images(**images)
+        NAME, 1, episode_length=7, observe=("camera",), images=Images(**images)
     ) as environment:
         spec = environment.spec
     rows = datasets.read(game, spec, dataclasses.replace(SETTINGS, **options))
@@ -172,6 +174,24 @@ def test_own_rows_come_back(task, tmp_path):
     with pytest.raises(ValueError, match="already exists"):
         export_data.write(workdir, name)
     assert len(minari.load_dataset(name)) > 3  # and what is there stays
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+def test_parts_images_and_discrete_actions_come_back(game, tmp_path, stack):
+    with envs.make(NAME, 1, episode_length=7, images=Images(stack=stack)) as environment:
+        spec = environment.spec
+    settings = dataclasses.replace(SETTINGS, num_envs=1, frame_stack=stack)
+    rows, workdir = datasets.read(game, spec, settings), str(tmp_path)
+    header = json.dumps(dict(version=transfer.DATASET_VERSION, task=NAME)).encode()
+    np.savez(tmp_path / "dataset.npz", header=np.frombuffer(header, np.uint8), **rows)
+    rundir.save_spec(spec, workdir)
+    config = small_config(env=dict(frame_stack=stack))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert export_data.write(workdir, f"own/game{stack}-v0") == 3
+    again = datasets.read(f"minari:own/game{stack}-v0", spec, settings)
+    assert set(again) == set(rows)
+    for field, x in rows.items():
+        np.testing.assert_array_equal(again[field], x)
 
 
 def test_a_run_acts_with_the_data_in_its_replay(tmp_path):
