@@ -231,7 +231,7 @@ def _plan(name: str, recording: Any, spec: EnvSpec, env: Env) -> tuple[base.Plan
     made = SimpleNamespace(observation_space=observed, action_space=acted, metadata={})
     made.unwrapped = SimpleNamespace()
     checks.check_spaces(name, made)
-    task: Any = suite._Task(made, name, spec.episode_length)
+    task: Any = suite._Task(made, name, lambda: spec.episode_length)
     if wanted := [part.name for part in spec.parts]:
         has = task.obs_shape if isinstance(task.obs_shape, dict) else {}
         if missing := [part for part in wanted if part not in has]:

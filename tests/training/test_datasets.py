@@ -34,13 +34,13 @@ class Game(gymnasium.Env):
         {
             "arm": Dict({"angle": Box(-9.0, 9.0, (2,))}),
             "mode": Discrete(3, start=1),
-            "camera": Box(0, 255, (4, 4, 3), np.uint8),
+            "camera": Box(0, 255, (16, 16, 3), np.uint8),
         }
     )
 
     def _see(self):
         angle = np.float32([self.time, self.number])
-        camera = np.full((4, 4, 3), 10 * self.time, np.uint8)
+        camera = np.full((16, 16, 3), 10 * self.time, np.uint8)
         return {"arm": {"angle": angle}, "mode": np.int64(1 + self.time % 3), "camera": camera}
 
     def reset(self, *, seed=None, options=None):
@@ -104,14 +104,14 @@ def test_every_part_of_an_episode_arrives(game, spec):
 
 
 def test_images_are_processed_as_the_task_s(game):
-    options = dict(frame_stack=2, grey=True, image_size=2, observe=("camera",))
-    images = dict(pixels=False, size=2, grey=True, stack=2)
+    options = dict(frame_stack=2, grey=True, image_size=8, observe=("camera",))
+    images = dict(pixels=False, size=8, grey=True, stack=2)
     with envs.make(
         NAME, 1, episode_length=7, observe=("camera",), images=Images(**images)
     ) as environment:
         spec = environment.spec
     rows = datasets.read(game, spec, dataclasses.replace(SETTINGS, **options))
-    assert rows["row/obs"].shape == (2, 12, 2, 2, 2)
+    assert rows["row/obs"].shape == (2, 12, 8, 8, 2)
     np.testing.assert_array_equal(rows["row/obs"][0, :3, 0, 0], [[0, 0], [0, 10], [10, 20]])
 
 
