@@ -315,10 +315,12 @@ class Walker:
 def test_playground_tasks_show_their_state_and_privileged_state_if_asked(monkeypatch):
     made = []
     suite = python_types.SimpleNamespace(ALL_ENVS=("CartpoleSwingup",))
-    registry = python_types.SimpleNamespace(
-        ALL_ENVS=("CartpoleSwingup", "Walker"),
-        load=lambda task, config_overrides: made.append((task, config_overrides)) or Walker(),
-    )
+
+    def load(task, config_overrides):
+        made.append((task, config_overrides))
+        return Walker() if set(config_overrides) == {"impl"} else {}["Key does not exist"]
+
+    registry = python_types.SimpleNamespace(ALL_ENVS=("CartpoleSwingup", "Walker"), load=load)
     module = python_types.ModuleType("mujoco_playground")
     module.registry, module.dm_control_suite = registry, suite
     monkeypatch.setitem(sys.modules, "mujoco_playground", module)
@@ -336,6 +338,14 @@ def test_playground_tasks_show_their_state_and_privileged_state_if_asked(monkeyp
     assert spec.action_repeat == 2 and not spec.can_terminate
     with pytest.raises(ValueError, match=r"'playground:Walkr' is unknown: .*\['Walker'\]"):
         envs.make("playground:Walkr", 1)
+    envs.make("playground:Walker", 1, kwargs={"impl": "warp"})
+    assert made[-1] == ("Walker", {"impl": "warp"})
+    with pytest.raises(ValueError, match=r"env.kwargs={'imp': 1}: playground:Walker: 'Key does no"):
+        envs.make("playground:Walker", 1, kwargs={"imp": 1})
+    with pytest.raises(
+        ValueError, match="env.action_repeat=2: playground:CartpoleSwingup with impl"
+    ):
+        envs.make("playground:CartpoleSwingup", 1, kwargs={"impl": "warp"})
 
 
 SIGN = (Part("camera", (64, 64, 1)), Part("flag", (1,)))

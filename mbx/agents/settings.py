@@ -93,7 +93,7 @@ class Env:
         "Task as SUITE:TASK, or a custom one as gym:FILE.py:CLASS; see --help.",
     )
     kwargs: dict[str, Any] = setting(
-        {}, "Arguments of gym:, gymnax: and jax: tasks, a flag each (env.kwargs.mass=2.5)."
+        {}, "Arguments of gym:, gymnax:, jax:, playground: tasks, a flag each (env.kwargs.mass=2)."
     )
     metrics: tuple[str, ...] = setting(
         (), "Numbers in a gym: task's info, averaged over episodes into the log: success,cost."

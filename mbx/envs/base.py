@@ -104,6 +104,7 @@ class RawEnvironment(NamedTuple):
     action_low: tuple[float, ...] = ()  # as in `EnvSpec`, where `step` rescales actions
     action_high: tuple[float, ...] = ()
     reward_range: tuple[float, ...] = ()
+    repeats: bool = True  # actions can be repeated
 
 
 class Suite(NamedTuple):
@@ -253,6 +254,8 @@ def episodic(raw: RawEnvironment, num_envs: int, **options: Any) -> JaxEnvironme
     """
     found = plan(raw, range(num_envs), **options)
     repeat = found.spec.action_repeat
+    if repeat > 1 and not raw.repeats:
+        raise ValueError(f"env.action_repeat={repeat}: {raw.name} with impl=warp takes 1, set it")
 
     def begin(keys: Array) -> tuple[Any, Any, Array]:
         """Raw states, stacked images (or None) and observations of new episodes, keys `[E]`."""

@@ -32,10 +32,13 @@ def raw(task: str) -> RawEnvironment:
     return adapt(f"brax:{task}", _brax(task), _TIME_LIMIT)
 
 
-def raw_playground(task: str) -> RawEnvironment:
-    """The Playground task. Raises ValueError for an unknown task."""
-    env, ends = _playground(task), not _is_of_dm_control(task)
-    return adapt(f"playground:{task}", env, int(env._config.episode_length), can_terminate=ends)
+def raw_playground(task: str, **kwargs: Any) -> RawEnvironment:
+    """The Playground task; kwargs are entries of its configuration, such as impl, the simulator.
+    Raises ValueError for an unknown task or entry.
+    """
+    env, ends = _playground(task, kwargs), not _is_of_dm_control(task)
+    fields = dict(can_terminate=ends, repeats=kwargs.get("impl") != "warp")
+    return adapt(f"playground:{task}", env, int(env._config.episode_length), **fields)
 
 
 def make_renderer(task: str) -> Renderer:
@@ -49,7 +52,7 @@ def make_renderer(task: str) -> Renderer:
 
 def make_playground_renderer(task: str) -> Renderer:
     """Renderer of a Playground task's model. Raises ValueError for an unknown task."""
-    env, fields = _playground(task), ("qpos", "mocap_pos", "mocap_quat")
+    env, fields = _playground(task, {}), ("qpos", "mocap_pos", "mocap_quat")
     view = lambda state: {name: getattr(state.data, name) for name in fields}  # noqa: E731
     return Renderer(view, mujoco_drawing(env.mj_model), float(env.dt))
 
@@ -73,14 +76,17 @@ def _brax(task: str) -> Any:
         return envs.get_environment(name, **options)
 
 
-def _playground(task: str) -> Any:
+def _playground(task: str, kwargs: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside mjx and brax
         from mujoco_playground import registry
 
         if task not in registry.ALL_ENVS:
             raise unknown_task("playground", task, registry.ALL_ENVS)
-        return registry.load(task, config_overrides={"impl": "jax"})
+        try:
+            return registry.load(task, config_overrides={"impl": "jax"} | kwargs)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"env.kwargs={kwargs}: playground:{task}: {error}") from error
 
 
 def _is_of_dm_control(task: str) -> bool:
@@ -109,11 +115,17 @@ def adapt(name: str, env: Any, time_limit: int, **fields: Any) -> RawEnvironment
         # They write into the dictionaries they are given.
         state = state.replace(info=dict(state.info), metrics=dict(state.metrics))
         new = env.step(state, action)
-        new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, state)
+        new = jax.tree.map(_typed, new, state)
         return new, observe(new.obs), jnp.asarray(new.reward, jnp.float32), new.done > 0.5
 
     size = int(env.action_size)
     return RawEnvironment(name, shapes, dtypes, size, time_limit, reset, step, **fields)
+
+
+def _typed(x: Any, like: Any) -> Any:
+    """x of another array's type; itself where it has it, as MuJoCo Warp's buffers have to be."""
+    same = getattr(x, "dtype", None) == like.dtype and not x.weak_type
+    return x if same else jnp.asarray(x, like.dtype)
 
 
 SUITE = Suite(raw=raw, make_renderer=make_renderer)
@@ -122,4 +134,5 @@ PLAYGROUND = Suite(
     default_repeat=lambda task: 2 if _is_of_dm_control(task) else 1,
     make_renderer=make_playground_renderer,
     extra="playground",
+    takes_kwargs=True,
 )

@@ -79,7 +79,7 @@ def make(
         action_repeat: environment steps of an agent step; None: the suite's default.
         episode_length: agent steps of an episode; None: the task's own limit.
         seed: of host environments; JAX ones take keys.
-        kwargs: the task's own arguments (suites gym, gymnax and jax).
+        kwargs: the task's own arguments (suites gym, gymnax, jax and playground).
         metrics: numbers of `info` to average over episodes (suite gym).
         observe: parts of dictionary observations; empty: all but privileged ones.
         images: settings of observed images.
@@ -139,7 +139,7 @@ def _check_taken(
     """Raise ValueError for settings that a suite does not take."""
     drawn = "env.pixels=True" if images.pixels else ""
     rows = [
-        ("env.kwargs=", kwargs, suite.takes_kwargs, "takes no arguments (gym:, gymnax:, jax: do)"),
+        ("env.kwargs=", kwargs, suite.takes_kwargs, "takes no arguments (gym:, jax:, … do)"),
         ("env.metrics=", metrics, suite.gives_info, "has no `info` (gym: has)"),
         ("env.workers=", workers, suite.host, "is not stepped by processes (gym:, dmc: are)"),
         ("", images.settings(), not suite.whole, "has no images to change, single tasks have"),

@@ -79,3 +79,16 @@ def test_robots_step(meshes, task, action_dim):
         assert spec.obs_shape == (48,)
         assert rows[2].truncated.all() and not rows[2].terminated.any()
         assert (rows[2].obs != rows[2].final_obs).any()
+
+
+def test_mujoco_warp():
+    """Needs the extra playground; without a GPU its kernels are compiled for the processor."""
+    pytest.importorskip("mujoco_playground")
+    options = dict(episode_length=2, action_repeat=1, kwargs={"impl": "warp"})
+    environment = envs.make("playground:CartpoleBalance", 3, **options)
+    first, rows = rollout(environment, 3)
+    assert [row.truncated.tolist() for row in rows] == [[False] * 3, [True] * 3, [False] * 3]
+    for row in rows:
+        assert row.obs.shape == (3, 5) and np.isfinite(row.obs).all()
+        assert (row.reward > 0.5).all() and (row.reward <= 1.0).all()
+    assert not np.allclose(rows[1].obs, rows[1].final_obs) and len(set(first[:, 0].tolist())) == 3
