@@ -447,14 +447,14 @@ def changes(settings: RunSettings, log_dir: str, spec: EnvSpec) -> list[str]:
         before = read_json(os.path.join(log_dir, "config.json"))
     except (FileNotFoundError, ValueError):  # damaged: `_check_same` has warned
         return []
-    old, new = dict(flatten(before)), dict(flatten(_as_saved(to_dict(settings))))
-    ours = ("resume", "num_seeds", "seed")  # each of several seeds has its own
-    changed = [n for n, x in new.items() if n in old and n not in ours and old[n] != x]
+    given = to_dict(settings)
     with contextlib.suppress(ValueError):  # of another version
         saved = from_dict(type(settings)(), before, check_effects=False)
-        old = dict(flatten(to_dict(saved.for_task(spec))))
-    now = dict(flatten(to_dict(settings.for_task(spec))))
-    return [f"{name}={now[name]!r} (was {old[name]!r})" for name in changed]
+        before, given = (to_dict(one.for_task(spec)) for one in (saved, settings))
+    old, new = (dict(flatten(_as_saved(one))) for one in (before, given))
+    ours = ("resume", "num_seeds", "seed")  # each of several seeds has its own
+    changed = [name for name in new if name in old and name not in ours and old[name] != new[name]]
+    return [f"{name}={new[name]!r} (was {old[name]!r})" for name in changed]
 
 
 def evaluations_before(log_dirs: Sequence[str], step: int) -> list[tuple[int, float]]:

@@ -156,7 +156,12 @@ def test_a_change_is_told_of_what_was_in_force(tmp_path):
     settings = dataclasses.replace(before, optimizer=rate, resume=True)
     told = rundir.changes(settings, str(tmp_path), spec)
     assert before.optimizer.learning_rate == 0.0
-    assert told == ["optimizer.learning_rate=0.0005 (was 0.001)"]
+    # And what follows from it: the policy's rate and that after the decay.
+    assert told == [
+        "optimizer.learning_rate=0.0005 (was 0.001)",
+        "optimizer.final_learning_rate=0.0005 (was 0.0003)",
+        "optimizer.policy_lr_scale=0.6 (was 0.3)",
+    ]
 
 
 def test_several_seeds_are_one_run_again(tmp_path):
