@@ -278,7 +278,7 @@ def ensemble_std(x: Array, axis: int = 0) -> Array:
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
 
 
-def reduce_heads(x: Array, how: str, std_coef: ArrayLike, axis: int = 0) -> Array:
+def reduce_heads(x: Array, how: str, std_coef: ArrayLike = 0.0, axis: int = 0) -> Array:
     """Reduces an axis of heads by "mean", "min", "max", or "from_std_coef".
 
     "from_std_coef" is max for a positive std_coef (optimism), min for a negative one, mean for 0.
@@ -288,11 +288,13 @@ def reduce_heads(x: Array, how: str, std_coef: ArrayLike, axis: int = 0) -> Arra
     """
     if how not in REDUCTIONS:
         raise ValueError(f"dynamics_reduction is {how!r}: choose one of {REDUCTIONS}")
-    mean, low, high = jnp.mean(x, axis=axis), jnp.min(x, axis=axis), jnp.max(x, axis=axis)
-    if how == "from_std_coef":
-        std_coef = _float(std_coef)
-        return jnp.where(std_coef > 0, high, jnp.where(std_coef < 0, low, mean))
-    return {"mean": mean, "min": low, "max": high}[how]
+    if how == "from_std_coef" and isinstance(std_coef, int | float):
+        how = "max" if std_coef > 0 else "min" if std_coef < 0 else "mean"
+    found = {name: getattr(jnp, name)(x, axis=axis) for name in ("mean", "min", "max")}
+    if how in found:
+        return found[how]
+    std_coef, mean = _float(std_coef), found["mean"]
+    return jnp.where(std_coef > 0, found["max"], jnp.where(std_coef < 0, found["min"], mean))
 
 
 def td_targets(

@@ -22,9 +22,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
-from mbx import categorical, networks, observations, returns
+from mbx import categorical, networks, observations
 from mbx import distributions as dist
 from mbx.heads import Heads
 from mbx.types import Array, Params, Part, TaskSet, limit_norm, streams
@@ -508,15 +507,6 @@ def head_values(
     if model.reduce_values is not None:
         return model.reduce_values(values)[None]
     return jnp.min(values, axis=0, keepdims=True) if reduction == "min" else values
-
-
-def reduce_dynamics(x: Array, how: str, std_coef: ArrayLike) -> Array:
-    """Reduce dynamics heads, `[H, ...] -> [...]`, by "mean", "min", "max" or "from_std_coef"."""
-    if x.shape[0] == 1:
-        return jnp.squeeze(x, 0)
-    if how == "mean" or (how == "from_std_coef" and not std_coef):
-        return jnp.mean(x, axis=0)
-    return returns.reduce_heads(x, how, std_coef)
 
 
 def count_parameters(params: Any) -> int:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import observations, world_model
+from mbx import observations, returns, world_model
 from mbx.types import Part, TaskSet
 from mbx.world_model import WorldModelConfig
 
@@ -407,8 +407,8 @@ def test_projection_shortens_embeddings_of_tasks_alone():
 )
 def test_dynamics_heads_are_equally_likely(how, coef, wanted):
     x = jnp.asarray([[1.0, 1.0], [5.0, 5.0], [0.0, 0.0]])
-    np.testing.assert_allclose(world_model.reduce_dynamics(x, how, coef), [wanted, wanted], 1e-6)
-    assert world_model.reduce_dynamics(x[:1], how, coef).tolist() == [1.0, 1.0]
+    np.testing.assert_allclose(returns.reduce_heads(x, how, coef), [wanted, wanted], 1e-6)
+    assert returns.reduce_heads(x[:1], how, coef).tolist() == [1.0, 1.0]
 
 
 def test_heads_are_chosen_without_repetition():

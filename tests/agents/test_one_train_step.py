@@ -53,7 +53,7 @@ def step():
             plan_actions=plan.actions.reshape(*lead, N, A),
             plan_values=plan.values.reshape(*lead, N),
         )
-        weights = weigh_plans(settings, batch.plan_values)[0]
+        weights = weigh_plans(settings, batch.plan_values)
         z = z.reshape(*lead, -1)
         target, _ = value_targets.value_targets(settings, model, state, z, batch, noise, weights)
         new, metrics = update_from_batch(settings, model, state, batch, noise)

@@ -145,7 +145,7 @@ def test_values_can_learn_in_the_last_state_of_a_window_as_well(value_target):
     batch = make_batch(mask=mask, terminated=jnp.zeros((T, B)).at[1, 2].set(1.0))
     noise = program(draw, settings, model)(jax.random.key(1))
     z = model.encode(state.params, batch.obs)
-    _, weights = weigh_plans(settings, batch.plan_values)
+    weights = weigh_plans(settings, batch.plan_values)
     make = program(value_targets.value_targets, settings, model)
     target, _ = make(state, z, batch, noise, weights)
     counts = losses.target_mask(settings, "v", batch)

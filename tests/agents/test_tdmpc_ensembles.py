@@ -17,7 +17,7 @@ from mbx.agents.tdmpc import losses, planning, policies, scoring, value_targets
 from mbx.agents.tdmpc.loss_settings import parse_mixture
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales
 from mbx.agents.tdmpc.update import init_state
-from mbx.world_model import make_world_model, reduce_dynamics
+from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import make_model, make_settings, policy_loss, replaced, weighed
 from tests.agents.test_tdmpc_golden import torch_params
 from tests.helpers import compiled, load_fixture, program
@@ -51,7 +51,7 @@ def test_trajectory_estimate(name, aggregate, coef):
         list(rewards), list(values) if aggregate else [jnp.asarray(a["value_heads_T"])], alive
     )
     key = f"{'agg' if aggregate else 'single'}.coef{coef:+.1f}"
-    value = reduce_dynamics(scores, "from_std_coef", coef)
+    value = returns.reduce_heads(scores, "from_std_coef", coef)
     np.testing.assert_allclose(value, a[f"{key}.value"], **SINGLE)
     np.testing.assert_allclose(stds.mean(0), a[f"{key}.std"], **SINGLE)
     disagreement = returns.ensemble_std(scores)

@@ -427,7 +427,6 @@ Q_TD = dict(model=dict(critic="q"), loss=dict(value_target="td"))
 TD_SVG = dict(loss=dict(value_target="td", policy_loss="svg"))
 CURRENT = dict(reanalyze=dict(current_batch=True))
 AWR = dict(loss=dict(policy_loss="awr"))
-WEIGHTED = dict(loss=dict(value_weighting="weighted", value_temperature=2.0))
 LOCAL = dict(model=dict(num_dynamics=2), loss=dict(value_reduction="local"))
 ONE_HEAD = dict(model=dict(num_dynamics=2), loss=dict(td_all_dynamics=False))
 ONE_SAMPLE = dict(training_planner=dict(search="acting", num_proposals=1))
@@ -459,7 +458,7 @@ AVERAGED = "heads that value targets average"
         ({}, "loss.td_ema_policy", True, "loss.value_target=td, model.critic=q"),
         (AWR, "loss.policy_std_coef", 1.0, "svg in loss.policy_loss"),
         ({}, "loss.kl_forward", True, "kl in loss.policy_loss"),
-        (WEIGHTED, "loss.awr_temperature", 2.0, "loss.value_temperature=0"),
+        ({}, "loss.awr_temperature", 2.0, "loss.value_weighting=weighted"),
         (LOCAL, "loss.td_std_coef", 5.0, AVERAGED),
         (ONE_HEAD, "loss.td_dynamics_reduction", "min", "loss.td_all_dynamics=True"),
         (ONE_SAMPLE, "loss.optimist", True, "two or more samples of the policy"),
@@ -504,7 +503,6 @@ OTHER = {
     "loss.aux_gammas": (0.9,),
     "loss.entropy_coef_end": 0.0,  # below 0 is none
     "loss.policy_loss": "awr",
-    "loss.value_temperature": 2.0,  # 0.5 is awr_temperature
     "model.episodic": "False",
     "planner.extra_iterations_action_dim": 2,
     "planner.name": "cem",

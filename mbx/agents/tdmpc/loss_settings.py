@@ -103,11 +103,6 @@ class Loss:
     value_best_n: int = setting(
         4, "Actions averaged in value targets.", at_least=1, needs={"value_weighting": "best_n"}
     )
-    value_temperature: float = setting(
-        0.0,
-        "Temperature of the weights of planner actions in value targets; 0 = awr_temperature.",
-        needs={"value_weighting": "weighted"},
-    )
     value_last_state: bool = setting(
         False, "Learn values in a window's last state, too (T+1 states).", needs="imagines_targets"
     )
@@ -151,7 +146,7 @@ class Loss:
     )
     trust_region_coef: float = setting(0.0, "Coefficient of the KL from the EMA policy.")
     awr_temperature: float = setting(
-        0.5, "Temperature of planner actions' weights.", above=0, needs="weighs_by_temperature"
+        0.5, "Temperature of planner actions' weights.", above=0, needs="weighs_plans"
     )
     entropy_coef: float = setting(1e-4, "Coefficient of the entropy bonus.")
     entropy_coef_end: float = setting(

@@ -22,7 +22,7 @@ from mbx import distributions as dist
 from mbx.agents.tdmpc.types import PolicyInputs, Rows, Scales
 from mbx.fast import collectives
 from mbx.types import Array, Metrics, Params
-from mbx.world_model import WorldModel, continue_prob, discount_of, head_values, reduce_dynamics
+from mbx.world_model import WorldModel, continue_prob, discount_of, head_values
 
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.settings import Settings
@@ -130,7 +130,7 @@ def policy_value(
     if std_coef:
         std = returns.ensemble_std(reward) + discount * returns.ensemble_std(value)
         score = score + std_coef * std
-    return reduce_dynamics(score, "from_std_coef", std_coef)
+    return returns.reduce_heads(score, "from_std_coef", std_coef)
 
 
 def policy_log_prob(model: WorldModel, mean: Array, log_std: Array, action: Array) -> Array:

@@ -23,7 +23,6 @@ from mbx.world_model import (
     continue_prob,
     discount_of,
     head_values,
-    reduce_dynamics,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def estimate_value(
         rewards, values, factors, std_coef=planner.std_coef, aggregate=planner.aggregate
     )
     # The best dynamics head counts where std_coef > 0, the worst where < 0, their mean at 0.
-    score = reduce_dynamics(scores, "from_std_coef", planner.std_coef)
+    score = returns.reduce_heads(scores, "from_std_coef", planner.std_coef)
     if planner.disagreement:
         latents = state[..., : model.config.latent]
         score = score + planner.disagreement * latent_disagreement(latents)

@@ -44,6 +44,21 @@ def _when(words: str, holds: Callable[[Any], bool]) -> Any:
     return property(holds, doc=words)
 
 
+def _spread(reduction: str, v_critic: bool = False) -> Any:
+    """Whether heads differ in a score whose reduction over values is the setting `reduction`;
+    v_critic: it reads dynamics and rewards only with a V critic."""
+    section, _, name = reduction.partition(".")
+    return _when(
+        f"several heads of values (model.num_values, loss.num_heads) with {reduction}=mean, or of "
+        f"dynamics or rewards{' with model.critic=v' * v_critic}",
+        lambda s: (
+            (s.averages_values and getattr(getattr(s, section), name) == "mean")
+            or (s.several_dynamics or s.model.num_rewards > 1)
+            and not (v_critic and s.model.critic == "q")
+        ),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Env(common.Env):
     """The task and how many copies of it are stepped together."""
@@ -410,12 +425,6 @@ class Settings(RunSettings):
         """Windows of a batch that `reanalyze.current_batch` refreshes."""
         return min(-(-self.reanalyze.batch_size // (self.loss.horizon + 1)), self.loss.batch_size)
 
-    def knows_std(self, value_reduction: str, imagines: bool = True) -> bool:
-        """Whether heads differ in a score with this reduction over values; imagines: it reads
-        dynamics and rewards."""
-        several = self.several_dynamics or self.model.num_rewards > 1
-        return (imagines and several) or (value_reduction == "mean" and self.averages_values)
-
     # Conditions that no setting names in `needs`.
     stores_plans = _when(
         "The replay holds planner actions.",
@@ -433,16 +442,6 @@ class Settings(RunSettings):
         "No loss reads the actions or values of plans, but one their expert.",
         lambda s: s.uses_expert and not s.weighs_plans and s.loss.value_target != "planner",
     )
-    weighs_values = _when(
-        "Value targets weigh planner actions by their values.",
-        lambda s: s.loss.value_target == "planner" and s.loss.value_weighting == "weighted",
-    )
-    weighs_plans = _when(
-        "A loss weighs planner actions by their values.",
-        lambda s: (
-            "awr" in s.loss.policy_terms or s.loss.value_target == "lambda" or s.weighs_values
-        ),
-    )
     follows_progress = _when(
         "A loss depends on the share of the run that is done.",
         lambda s: s.changes_entropy or s.loss.encoder_consistency_warmup > 0.0,
@@ -454,21 +453,9 @@ class Settings(RunSettings):
         "model.num_values and loss.num_heads above 1",
         lambda s: s.model.num_values != 1 and s.loss.num_heads > 1,
     )
-    plans_know_std = _when(
-        "several heads of dynamics, of rewards or, with planner.value_reduction=mean, of values "
-        "(model.num_values and loss.num_heads)",
-        lambda s: s.knows_std(s.planner.value_reduction),
-    )
-    training_plans_know_std = _when(
-        "several heads of dynamics, of rewards or, with training_planner.value_reduction=mean, of "
-        "values (model.num_values and loss.num_heads)",
-        lambda s: s.knows_std(s.training_planner.value_reduction),
-    )
-    svg_knows_std = _when(
-        "several heads of values (model.num_values and loss.num_heads) with "
-        "loss.policy_reduction=mean or, with model.critic=v, of dynamics or rewards",
-        lambda s: s.knows_std(s.loss.policy_reduction, s.model.critic == "v"),
-    )
+    plans_know_std = _spread("planner.value_reduction")
+    training_plans_know_std = _spread("training_planner.value_reduction")
+    svg_knows_std = _spread("loss.policy_reduction", v_critic=True)
     weighs_elites = _when(
         f"planner.name other than {_UNWEIGHED}", lambda s: s.planner.name not in _UNWEIGHED
     )
@@ -489,13 +476,13 @@ class Settings(RunSettings):
         "loss.policy_loss)",
         lambda s: s.loss.value_target != "td" or bool({"awr", "kl"} & s.loss.policy_terms.keys()),
     )
-    weighs_by_temperature = _when(
+    weighs_plans = _when(
         "awr in loss.policy_loss, loss.value_target=lambda, or loss.value_weighting=weighted with "
-        "loss.value_target=planner and loss.value_temperature=0",
+        "loss.value_target=planner",
         lambda s: (
             "awr" in s.loss.policy_terms
             or s.loss.value_target == "lambda"
-            or (s.weighs_values and not s.loss.value_temperature)
+            or (s.loss.value_target == "planner" and s.loss.value_weighting == "weighted")
         ),
     )
     uses_svg = _when("svg in loss.policy_loss", lambda s: "svg" in s.loss.policy_terms)

@@ -53,11 +53,11 @@ def update_from_batch(
     """One learner step on `batch` with given random numbers."""
     state = state.replace(params=model.see(state.params, batch.obs))
     weights = losses.step_weights(settings, model.config.critic, batch)
-    for_policy, for_values = weigh_plans(settings, batch.plan_values)
+    plans = weigh_plans(settings, batch.plan_values)
     z = encode(model, state.params, batch.obs)
-    targets = value_targets(settings, model, state, z, batch, noise, for_values)
+    targets = value_targets(settings, model, state, z, batch, noise, plans)
     state, zs, metrics = learn_model(settings, model, state, batch, z, targets, weights, noise)
-    inputs = losses.policy_inputs(zs, batch, weights, for_policy, noise)
+    inputs = losses.policy_inputs(zs, batch, weights, plans, noise)
     learn = functools.partial(learn_policy, settings, model, inputs=inputs, noise=noise)
     state, more = when(policy_due(settings, state.step), learn, state)
     return move_targets(settings, state), metrics | more
@@ -89,17 +89,12 @@ def when(
     return state, {name: Mean(value, due.astype(jnp.float32)) for name, value in metrics.items()}
 
 
-def weigh_plans(settings: Settings, values: Array | None) -> tuple[Array | None, Array | None]:
-    """Weights of planner actions by their values `[S, B, N]`, for the policy and for value targets.
-
-    They are softmax(values / temperature); None where no loss reads them.
-    """
+def weigh_plans(settings: Settings, values: Array | None) -> Array | None:
+    """Weights of planner actions by their values `[S, B, N]`, None where no loss reads them."""
     if not settings.weighs_plans:
-        return None, None
+        return None
     assert values is not None  # a batch has plans where a loss reads them
-    policy = dist.awr_weights(values, settings.loss.awr_temperature)
-    own = settings.weighs_values and settings.loss.value_temperature
-    return policy, dist.awr_weights(values, own) if own else policy
+    return dist.awr_weights(values, settings.loss.awr_temperature)
 
 
 def batch_metrics(batch: Batch, weights: Weights, step: Array) -> Metrics:
@@ -288,21 +283,19 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
     def drops(name: str, used: bool) -> Array | None:
         return keys[name] if used and world.dropout > 0.0 else None
 
-    def rollouts() -> Array:
-        starts = loss.horizon + loss.value_last_state, loss.batch_size, loss.td_rollouts
-        return normal("rollout_eps", loss.td_horizon, *starts, world.action_dim)
-
-    def one_head() -> Array:
-        return jax.random.randint(keys["dynamics_head"], (), 0, world.num_dynamics)
-
+    starts = loss.horizon + loss.value_last_state, loss.batch_size, loss.td_rollouts
+    rollouts = loss.td_horizon, *starts, world.action_dim
+    number = world.num_dynamics
     return Noise(
         target_eps=normal("target_eps", loss.horizon, *states[1:]),
         target_heads=None if local else value_heads("target_heads"),
         policy_eps=normal("policy_eps", *states),
         policy_heads=value_heads("policy_heads"),
         dropout=drops("dropout", True),
-        rollout_eps=rollouts() if imagined else None,
-        dynamics_head=None if every_head else one_head(),
+        rollout_eps=normal("rollout_eps", *rollouts) if imagined else None,
+        dynamics_head=None
+        if every_head
+        else jax.random.randint(keys["dynamics_head"], (), 0, number),
         optimist_eps=normal("optimist_eps", *states) if loss.optimist else None,
         policy_dropout=drops("policy_dropout", settings.uses_svg),
         optimist_dropout=drops("optimist_dropout", loss.optimist),

@@ -25,7 +25,7 @@ from mbx import networks, returns
 from mbx.agents.tdmpc.types import Batch, Noise, TrainState, ValueTarget
 from mbx.fast import collectives
 from mbx.types import Array, Params
-from mbx.world_model import WorldModel, continue_prob, discount_of, head_values, reduce_dynamics
+from mbx.world_model import WorldModel, continue_prob, discount_of, head_values
 
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.settings import Settings
@@ -76,7 +76,7 @@ def bootstrap(
     )
     if loss.value_reduction != "local":
         targets = targets[:1]
-    return reduce_dynamics(
+    return returns.reduce_heads(
         jnp.swapaxes(targets, 0, 1), loss.td_dynamics_reduction, loss.td_std_coef
     )
 
