@@ -54,11 +54,6 @@ def squared_error(prediction: Array, target: Array) -> Array:
     return jnp.mean(jnp.square(prediction - target), axis=tuple(range(2, target.ndim)))
 
 
-def no_metrics(prediction: Any, target: Any) -> Mapping[str, Array]:
-    """No metrics."""
-    return {}
-
-
 class Head(NamedTuple):
     """An auxiliary head. On several devices a custom loss or `metrics` gets the whole batch."""
 
@@ -69,7 +64,7 @@ class Head(NamedTuple):
     coef: float = 1.0  # weight of the loss where `loss.heads` gives none
     loss: Callable[[Array, Array], Array] = squared_error  # (prediction, target) -> `[T, B]`
     # (prediction, target) -> further log entries, `[T, B]` each
-    metrics: Callable[[Array, Array], Mapping[str, Array]] = no_metrics
+    metrics: Callable[[Array, Array], Mapping[str, Array]] | None = None
     # (prediction, target, mask) -> `[T, B]`: in place of `loss`, for one that compares transitions
     batch_loss: Callable[[Array, Array, Array], Array] | None = None
 
@@ -150,9 +145,8 @@ class Heads:
         prediction = self.modules[name].apply({"params": params}, *_inputs(name, head, window))
         target = jax.lax.stop_gradient(head.target(window))
         # A custom loss may compare rows: it gets those of all devices, which returns these rows'.
-        compares = (head.batch_loss, head.loss, head.metrics) != (None, squared_error, no_metrics)
-        steps, rows = window.mask.shape
-        mask = window.mask
+        compares = head.batch_loss or head.metrics or head.loss is not squared_error
+        mask, (steps, rows) = window.mask, window.mask.shape
         devices = collectives.axis_size() if compares else 1
         if compares:
             gather = functools.partial(collectives.all_gather, axis=1)
@@ -164,7 +158,8 @@ class Heads:
                 loss = head.loss(prediction, target)
         except ValueError as error:
             raise ValueError(f"head {name!r}: {error}") from error
-        metrics = {f"{name}/{key}": x for key, x in head.metrics(prediction, target).items()}
+        found = head.metrics(prediction, target) if head.metrics else {}
+        metrics = {f"{name}/{key}": x for key, x in found.items()}
         for what, x in {f"the loss of head {name!r}": loss, **metrics}.items():
             if jnp.shape(x) != (steps, rows * devices):
                 wanted = [steps, rows * devices]

@@ -290,11 +290,11 @@ def reduce_heads(x: Array, how: str, std_coef: ArrayLike = 0.0, axis: int = 0) -
         raise ValueError(f"dynamics_reduction is {how!r}: choose one of {REDUCTIONS}")
     if how == "from_std_coef" and isinstance(std_coef, int | float):
         how = "max" if std_coef > 0 else "min" if std_coef < 0 else "mean"
-    found = {name: getattr(jnp, name)(x, axis=axis) for name in ("mean", "min", "max")}
-    if how in found:
-        return found[how]
-    std_coef, mean = _float(std_coef), found["mean"]
-    return jnp.where(std_coef > 0, found["max"], jnp.where(std_coef < 0, found["min"], mean))
+    ways = {"mean": jnp.mean, "min": jnp.min, "max": jnp.max}
+    if how in ways:
+        return ways[how](x, axis=axis)
+    mean, low, high = (way(x, axis=axis) for way in ways.values())
+    return jnp.where(std_coef > 0, high, jnp.where(std_coef < 0, low, mean))
 
 
 def td_targets(
