@@ -10,6 +10,8 @@ Axes: T time, R reward heads, H dynamics heads, V value heads; trailing batch ax
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,8 @@ from jax.typing import ArrayLike
 
 from mbx.types import Record
 
-REDUCTIONS = ("mean", "min", "max", "from_std_coef")
+_WAYS: dict[str, Callable[..., Array]] = {"mean": jnp.mean, "min": jnp.min, "max": jnp.max}
+REDUCTIONS = (*_WAYS, "from_std_coef")
 
 # Lambda returns
 
@@ -290,10 +293,11 @@ def reduce_heads(x: Array, how: str, std_coef: ArrayLike = 0.0, axis: int = 0) -
         raise ValueError(f"dynamics_reduction is {how!r}: choose one of {REDUCTIONS}")
     if how == "from_std_coef" and isinstance(std_coef, int | float):
         how = "max" if std_coef > 0 else "min" if std_coef < 0 else "mean"
-    ways = {"mean": jnp.mean, "min": jnp.min, "max": jnp.max}
-    if how in ways:
-        return ways[how](x, axis=axis)
-    mean, low, high = (way(x, axis=axis) for way in ways.values())
+    if x.shape[axis] == 1:
+        return jnp.squeeze(x, axis)
+    if how in _WAYS:
+        return _WAYS[how](x, axis=axis)
+    mean, low, high = (way(x, axis=axis) for way in _WAYS.values())
     return jnp.where(std_coef > 0, high, jnp.where(std_coef < 0, low, mean))
 
 
