@@ -275,10 +275,13 @@ def ensemble_std(x: Array, axis: int = 0) -> Array:
     x = _float(x)
     if x.shape[axis] == 1:
         return jnp.zeros_like(jnp.take(x, 0, axis=axis))
-    variance = jnp.var(x, axis=axis, ddof=1)
-    # sqrt has an infinite slope at 0: take the root of 1 there, and drop it.
-    positive = variance > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
+    return safe_sqrt(jnp.var(x, axis=axis, ddof=1))
+
+
+def safe_sqrt(x: Array) -> Array:
+    """Square root whose gradient is 0, not infinite, at 0: it takes the root of 1 there."""
+    positive = x > 0.0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
 
 
 def reduce_heads(x: Array, how: str, std_coef: ArrayLike = 0.0, axis: int = 0) -> Array:

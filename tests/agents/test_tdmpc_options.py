@@ -642,3 +642,11 @@ def test_a_custom_sampler_chooses_the_windows_that_are_learned_from():
     held = jax.eval_shape(lambda: empty_replay(agent, 2, 40))
     jax.eval_shape(agent.update, train, held, jax.random.key(1))
     assert calls == [(B, T)]
+
+
+def test_a_half_life_draws_by_age(monkeypatch):
+    asked = []
+    monkeypatch.setattr(replay, "by_age", lambda life: asked.append(life) or replay.sample)
+    for life in (0.0, 50.0):
+        agents.make_agent(make_settings(replay=dict(half_life=life)), SPEC)
+    assert asked == [50.0]

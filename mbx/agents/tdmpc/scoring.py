@@ -60,7 +60,7 @@ def trajectory_estimate(
             value = values[t] if aggregate else values[-1]
             estimate = total + factors[t + 1] * jnp.mean(value, axis=0)
             value_std = factors[t + 1] * returns.ensemble_std(value)
-            std = _safe_sqrt(variance + jnp.square(value_std))
+            std = returns.safe_sqrt(variance + jnp.square(value_std))
             scores.append(estimate + std_coef * std if std_coef else estimate)
             stds.append(std)
     return sum(scores[1:], scores[0]) / len(scores), sum(stds[1:], stds[0]) / len(stds)
@@ -69,12 +69,6 @@ def trajectory_estimate(
 def latent_disagreement(z: Array) -> Array:
     """Variance over dynamics heads, averaged over latent dims: `[H, ..., L] -> [...]`."""
     return jnp.mean(jnp.var(z, axis=0), axis=-1)
-
-
-def _safe_sqrt(x: Array) -> Array:
-    """Square root whose gradient is 0, not infinite, at 0."""
-    positive = x > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
 
 
 def estimate_value(
