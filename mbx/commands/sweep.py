@@ -74,9 +74,7 @@ def main(arguments: list[str]) -> None:
         )
     folder = os.path.abspath(os.path.expanduser(options.out))
     if options.search == "optuna":
-        jobs, problems = _searched(options, folder)
-        _end(jobs, folder, options.metric, problems)
-        return
+        return _end(*_searched(options, folder), folder, options.metric)
     jobs = make_jobs(
         options.config, options.set, seeds=options.seeds, folder=folder, metric=options.metric
     )
@@ -93,10 +91,10 @@ def main(arguments: list[str]) -> None:
     problems = []
     if not options.no_run:
         problems = run_all(jobs, workers=options.workers, devices=options.devices)
-    _end(jobs, folder, options.metric, problems)
+    _end(jobs, problems, folder, options.metric)
 
 
-def _end(jobs: Sequence[Job], folder: str, metric: str, problems: Sequence[str]) -> None:
+def _end(jobs: Sequence[Job], problems: Sequence[str], folder: str, metric: str) -> None:
     report(jobs, folder, metric)
     if problems:
         sys.exit("failed runs:\n" + "\n".join(problems))

@@ -82,9 +82,11 @@ class _LeRobot:
     def spaces(self, spec: EnvSpec) -> tuple[Space, Space]:
         found = {}
         for part, name in self._names(spec).items():
-            shape, picture = tuple(self._features[name]["shape"]), self._drawn(name)
-            plain = Box(-np.inf, np.inf, shape, np.float32)
-            found[part] = Box(0, 255, shape, np.uint8) if picture else plain
+            shape = tuple(self._features[name]["shape"])
+            found[part] = Box(-np.inf, np.inf, shape, np.float32)
+            if self._drawn(name):  # described with its channels first or last
+                shape = (*shape[1:], shape[0]) if shape[0] in (1, 3) else shape
+                found[part] = Box(0, 255, shape, np.uint8)
         observed = Dict(found) if spec.parts else found[""]
         low, high = bounds(spec)
         acted = self._features["action"]
@@ -115,13 +117,13 @@ class _LeRobot:
 
 
 _FLAGS = ("is_first", "is_last", "terminated")
-_READERS: dict[str, Any] = {"minari:": _Minari, "lerobot:": _LeRobot}
+_READERS: dict[str, Any] = {"minari": _Minari, "lerobot": _LeRobot}
 
 
 def split(name: str) -> tuple[str, str]:
     """The package that reads a data set ("" for a file of ours) and what it is called there."""
-    reader, colon, place = name.partition(":")
-    return (reader, place) if reader + colon in _READERS else ("", name)
+    reader, _, place = name.partition(":")
+    return (reader, place) if place and reader in _READERS else ("", name)
 
 
 @contextlib.contextmanager
@@ -129,22 +131,21 @@ def _told(name: str, fault: str) -> Iterator[None]:
     """Every error, whatever the package raises, as one line that names the data set."""
     try:
         yield
-    except ImportError:
-        raise
     except Exception as error:
+        reader, given = split(name)[0], f"train.dataset={name!r}"
+        if isinstance(error, ImportError):
+            raise ImportError(
+                f"{given} needs {reader}: pip install 'mbx-rl[{reader}]' ({error})"
+            ) from error
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"train.dataset={name!r} {fault}: {reason}") from error
+        raise ValueError(f"{given} {fault}: {reason}") from error
 
 
 def opened(name: str) -> Any:
     """The data set. Raises ImportError without its package, ValueError where it cannot be read."""
     reader, place = split(name)
-    need = f"train.dataset={name!r} needs {reader}: pip install 'mbx-rl[{reader}]'"
     with _told(name, "cannot be read, give the name or folder of a complete one"):
-        try:
-            found = _READERS[f"{reader}:"](place)
-        except ImportError as error:
-            raise ImportError(f"{need} ({error})") from error
+        found = _READERS[reader](place)
         if not found.lengths.size or found.lengths.min() < 1:
             raise ValueError("it has no episodes, or empty ones")
     return found
