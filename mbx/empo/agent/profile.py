@@ -1,12 +1,4 @@
-"""Milliseconds of each part of an update's targets (`eval.profile`), each as a program of its own.
-
-draw        states from the replay, and the human actions to average over
-successors  all that may follow them: `targets.expand`
-features    what networks read of the successors
-networks    their values
-aggregation sums over successors
-targets     all of these but `draw`, and the values of the states, as the learner compiles them
-"""
+"""Milliseconds of an update's parts, each compiled as a program of its own (`eval.profile`)."""
 
 from __future__ import annotations
 
@@ -30,31 +22,38 @@ def make_profile(
     problem: Problem, experience: Callable[[Array, Array], Any], others: Any = None
 ) -> Callable[[Any, replay.ReplayState, Array], Diagnostics]:
     """Diagnostics `profile/..._ms`, medians, with counts of a batch, after those of `others`.
+    draw: states from the replay and human actions; successors: all that may follow; features: what
+    networks read of these; networks: their values; aggregation: sums over successors; targets: all
+    but draw, as the learner compiles them.
     experience: (observations, key) -> states, human actions, and successors where they are stored.
     """
-    world, loss, evaluate = problem.world, problem.settings.loss, jax.jit(problem.model.encode)
+    loss, room = problem.settings.loss, problem.capacity
 
-    def draw(buffer: replay.ReplayState, key: Array) -> tuple[Any, Array]:
+    @jax.jit
+    def draw(buffer: replay.ReplayState, key: Array) -> tuple[Any, ...]:
         batch = replay.sample(buffer, key, batch_size=loss.batch_size, length=1)
-        return experience(batch.rows["obs"], key), batch.mask[0]
+        states, human, listed = experience(batch.rows["obs"], key)
+        return states, human, batch.mask[0], listed
 
-    def expand(drawn: Any) -> Any:
-        (states, human, listed), mask = drawn
-        return targets.expand(world, states, human.actions, problem.capacity, mask, listed)[0]
+    @jax.jit
+    def expand(states: Any, human: targets.Profiles, mask: Array, listed: Any) -> Any:
+        return targets.expand(problem.world, states, human.actions, room, mask, listed)[0]
 
-    def whole(train: Any, drawn: Any) -> Any:
-        (states, human, listed), mask = drawn
-        options = {"capacity": problem.capacity, "unique": loss.unique, "listed": listed}
-        return targets.make_targets(problem, train, states, human, mask, **options)
+    @jax.jit
+    def network(train: Any, codes: Array) -> Any:
+        return targets.values(problem, train, codes, by_network=True)[:2]
 
+    @jax.jit
     def aggregate(values: Any, flat: Any) -> Any:
         where = flat.prob, flat.segment, len(flat.lost_mass)
         return [successors.segment_expectation(x, *where) for x in values]
 
-    def network(train: Any, codes: Array) -> Any:
-        return targets.values(problem, train, codes, by_network=True)[:2]
+    @jax.jit
+    def whole(train: Any, *drawn: Any) -> Any:
+        options = {"capacity": room, "unique": loss.unique, "listed": drawn[3]}
+        return targets.make_targets(problem, train, *drawn[:3], **options)
 
-    parts = [jax.jit(part) for part in (draw, expand, network, aggregate, whole)]
+    encode = jax.jit(problem.model.encode)
 
     def measure(train: Any, buffer: replay.ReplayState, key: Array) -> Diagnostics:
         found = Diagnostics({}, {}) if others is None else others(train, buffer, key)
@@ -69,11 +68,11 @@ def make_profile(
             metrics[f"profile/{name}_ms"] = 1e3 * float(np.median(seconds))
             return result
 
-        drawn = timed("draw", parts[0], buffer, key)
-        flat = timed("successors", parts[1], drawn)
-        codes = timed("features", evaluate, flat.state)
-        timed("aggregation", parts[3], timed("networks", parts[2], train, codes), flat)
-        timed("targets", parts[4], train, drawn)
+        drawn = timed("draw", draw, buffer, key)
+        flat = timed("successors", expand, *drawn)
+        values = timed("networks", network, train, timed("features", encode, flat.state))
+        timed("aggregation", aggregate, values, flat)
+        timed("targets", whole, train, *drawn)
         metrics["profile/successors"] = float(flat.count)
         line = "  ".join(f"{name[8:]} {value:.3g}" for name, value in metrics.items())
         print(f"profile  states {loss.batch_size}  {line}", flush=True)

@@ -311,12 +311,8 @@ def _solve_backward(
     ends: Any = np.searchsorted(a.segment, np.arange(states + 1) * joint)
     count = np.diff(ends)
     room = max(int(count[own].sum()) for own in chunks)
-    shape, dtype = a.achieved.shape, a.prob.dtype
-    new = lambda *sizes: np.zeros(sizes, dtype)  # noqa: E731
-    s = {name: new(*shape) for name in ("V_hm", "V_h_e")}
-    s |= {name: new(*shape, actions) for name in ("Q_hm", "pi_h")}
-    s |= {"X_h": new(humans, states), **{name: new(states) for name in ("U_r", "y")}}
-    s |= {name: new(states, actions**robots) for name in ("Q_r", "pi_r")}
+    dtype = a.prob.dtype
+    s: dict[str, Any] = {name: np.zeros(a.achieved.shape, dtype) for name in ("V_hm", "V_h_e")}
     s["V_r"] = np.where(a.terminal, np.asarray(p.terminal_v_r), 0).astype(dtype)
     for own in chunks:
         size = min(CHUNK, max(map(len, layers)))
@@ -337,6 +333,8 @@ def _solve_backward(
         found = _solve_layer(part, p, known, prior, sizes, reduce, optimistic)
         for name, value in found.items():
             axis = {"V_hm": 2, "V_h_e": 2, "Q_hm": 2, "pi_h": 2, "X_h": 1}.get(name, 0)
+            every = (*value.shape[:axis], states, *value.shape[axis + 1 :])
+            s.setdefault(name, np.zeros(every, dtype))
             s[name][(slice(None),) * axis + (own,)] = np.take(value, range(len(own)), axis)
     running = np.broadcast_to(~a.terminal, s["X_h"].shape)
     return Solution(
@@ -367,7 +365,7 @@ def _solve_layer(
         v_hm, q_hm, pi_h = _prior_sweep(a, p, sizes, optimistic, worth)
         found = {"V_hm": v_hm, "Q_hm": q_hm, "pi_h": pi_h}
     else:
-        found = {"pi_h": given}
+        found = {"Q_hm": jnp.zeros_like(given), "pi_h": given}
     others, own = _human_profiles(a, found["pi_h"], sizes)
     marginal = others[0] * jnp.einsum("g,gsp->sp", _normal(a.weight)[0], own[0])
     q, pi_r = _robot(a, p, sizes, v_r, marginal)
