@@ -11,8 +11,9 @@ import yaml
 
 from mbx.commands import convert_map
 from mbx.empo import multigrid as mg
-from mbx.empo.multigrid import family
+from mbx.empo.multigrid import family, packed
 from mbx.empo.multigrid.objects import COLORS
+from mbx.empo.multigrid.render import make_text
 from mbx.empo.power import PowerParams, solve, solver
 
 MAPS = pathlib.Path(__file__).parents[1] / "fixtures" / "empo" / "maps"
@@ -79,6 +80,11 @@ def test_every_kind_of_cell(tmp_path, capsys):
     assert [COLORS[c] for c in layout.item_color] == ["red", "yellow", "purple"]
     assert layout.button_kind.tolist() == [0, 1, 2, 3, 3, 3]
     assert layout.button_target.tolist()[3:] == [0, 1, 2]
+    standing = mg.make_grid(layout).initial
+    for state, bushes in ((standing, 1), (standing._replace(solid=standing.solid + 1), 0)):
+        assert make_text(layout)(state, None).count("&") == bushes
+        kinds = packed.grid_fields(layout, state).object_type
+        assert int((kinds == packed.TYPES["bush"]).sum()) == bushes
     convert_map.main([path, made])
     assert "goals of each human: 20" in capsys.readouterr().out
     with pytest.warns(UserWarning):
