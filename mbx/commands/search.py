@@ -53,9 +53,13 @@ def search(
     except ImportError as error:
         raise ImportError("--search=optuna needs Optuna: pip install 'mbx-rl[optuna]'") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    at_once = -(-workers // _check(axes, make))
-    space, state = _space(optuna.distributions, axes), optuna.trial.TrialState
-    study, problems = _study(optuna, storage, space), list[str]()
+    space, ends = _space(optuna.distributions, axes)
+    first = {name: values[0] for name, values in ends.items()}
+    for name, values in ends.items():
+        for value in values:
+            make(first | {name: value})  # checks it
+    at_once = -(-workers // len(make(first)))
+    study, problems, state = _study(optuna, storage, space), list[str](), optuna.trial.TrialState
 
     def runs_of(trial: Any) -> list[Job]:
         shown = {n: f"{x:.4g}" if isinstance(x, float) else str(x) for n, x in trial.params.items()}
@@ -84,33 +88,20 @@ def search(
     return list(ranked.values()), problems
 
 
-def _check(axes: Mapping[str, Sequence[str]], make: Callable[..., list[Job]]) -> int:
-    """Make runs of every value and end of a range, which checks them; returns a trial's number."""
-    for name, values in axes.items():
-        if len(values) > 1 and any(bounds(value) for value in values):
-            raise ValueError(f"--set={name}: a range stands alone, leave out the other values")
-    ends = {
-        name: [str(x) for x in found[:2]] if (found := bounds(values[0])) else list(values)
-        for name, values in axes.items()
-    }
-    first = {name: values[0] for name, values in ends.items()}
-    for name, values in ends.items():
-        for value in values:
-            make(first | {name: value})
-    return len(make(first))
-
-
-def _space(kinds: Any, axes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Optuna's distribution of each setting."""
+def _space(kinds: Any, axes: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Optuna's distribution of each setting, and its values or the ends of its range."""
     space: dict[str, Any] = {}
+    ends: dict[str, Any] = {}
     for name, values in axes.items():
-        space[name] = kinds.CategoricalDistribution(values)
-        if found := bounds(values[0]):
+        space[name], ends[name] = kinds.CategoricalDistribution(values), values
+        if found := next(filter(None, map(bounds, values)), None):
+            if len(values) > 1:
+                raise ValueError(f"--set={name}: a range stands alone, leave out the other values")
             *limits, log = found
             whole = not any(isinstance(x, float) for x in limits)
             kind = kinds.IntDistribution if whole else kinds.FloatDistribution
-            space[name] = kind(*limits, log=log)
-    return space
+            space[name], ends[name] = kind(*limits, log=log), [str(x) for x in limits]
+    return space, ends
 
 
 def _study(optuna: Any, storage: str, space: Mapping[str, Any]) -> Any:
