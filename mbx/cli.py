@@ -17,7 +17,7 @@ from mbx.training import files
 _JOBS = {
     "Train": ("train", "sweep"),
     "Look at runs": ("evaluate", "plot", "report", "watch", "play"),
-    "Use a policy elsewhere": ("export", "export_data", "export_tdmpc2", "import_tdmpc2"),
+    "Use a policy elsewhere": ("export", "push", "export_data", "export_tdmpc2", "import_tdmpc2"),
     "Worlds": ("convert_map",),
 }
 COMMANDS = [name for names in _JOBS.values() for name in names]

@@ -160,7 +160,9 @@ class Train:
     )
     pretrain_updates: int = setting(0, "Gradient steps made at once after the random actions.")
     log_interval: int = setting(500, "Environment steps between log rows.", at_least=1)
-    init_from: str = setting("", "Run directory whose best parameters to start from. Empty = none.")
+    init_from: str = setting(
+        "", "Run directory, or hf://USER/NAME, whose best parameters to start from. Empty = none."
+    )
     dataset: str = setting(
         "",
         "Transitions to learn from without acting: dataset.npz, minari:NAME, lerobot:NAME, or the "

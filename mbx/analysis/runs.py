@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mbx.settings import flatten, to_dict
-from mbx.training import build
+from mbx.training import build, hub
 from mbx.training.files import read_json
 from mbx.training.logging import read_rows
 from mbx.training.rundir import load_config
@@ -66,7 +66,7 @@ def find_runs(paths: Sequence[str]) -> list[str]:
     Raises FileNotFoundError where a path holds no run.
     """
     found = []
-    for path in paths:
+    for path in map(hub.local, paths):
         own = [path] if _is_run(path) else _inside(path, r".*")
         if not own:
             raise FileNotFoundError(f"{path} holds no run: give directories of runs")

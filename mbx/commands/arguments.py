@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mbx.settings import parse
+from mbx.training import hub
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,7 +28,7 @@ def make_parser(module: str, words: str | None) -> argparse.ArgumentParser:
 
 def add_run(parser: argparse.ArgumentParser, *, trust: bool = True) -> None:
     """Add the arguments of a command that opens one run."""
-    parser.add_argument("run", nargs="?", help="Directory of the run.")
+    parser.add_argument("run", nargs="?", help="Directory of the run, or hf://USER/NAME.")
     parser.add_argument("--workdir", help="Run directory, instead of the argument.")
     parser.add_argument(
         "--checkpoint", default="best", help="Checkpoint to load: best, latest, or a step."
@@ -44,7 +45,7 @@ def run_directory(options: argparse.Namespace) -> str:
     given = [path for path in (options.run, options.workdir) if path is not None]
     if len(given) != 1:
         raise ValueError(f"give one run directory, as argument or --workdir, not {len(given)}")
-    return os.path.abspath(given[0])
+    return os.path.abspath(hub.local(given[0]))
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -21,7 +21,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 from mbx import observations
 from mbx.commands.arguments import make_parser
 from mbx.envs.base import in_units
-from mbx.training import datasets, rundir, transfer
+from mbx.training import datasets, hub, rundir, transfer
 from mbx.types import EnvSpec
 
 
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("run", help="Directory of the run.")
     parser.add_argument("name", help="Name of the data set: (NAMESPACE/)NAME-vVERSION.")
     options = parser.parse_args(arguments)
-    workdir = os.path.abspath(options.run)
+    workdir = os.path.abspath(hub.local(options.run))
     print(f"{options.name}: {write(workdir, options.name):,} episodes for minari.load_dataset")
 
 

@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     """Run `mbx plot`. Raises ValueError or OSError for bad input; `mbx.cli` prints it."""
     parser = make_parser(__name__, __doc__)
     add = parser.add_argument
-    add("runs", nargs="+", help="Run directories, or folders of them.")
+    add("runs", nargs="+", help="Run directories, folders of them, or hf://USER/NAME.")
     add("--out", default="curve.png", help="Path of the picture to write.")
     add("--metric", default="eval/return_mean", help="Metric to draw, KIND/NAME of metrics.jsonl.")
     add("--labels", help="One label a run, separated by commas; equal labels are one group.")

@@ -19,7 +19,7 @@ from mbx.commands.arguments import make_parser
 def main(arguments: list[str]) -> None:
     """Run `mbx report`. Raises ValueError or OSError for bad input; `mbx.cli` prints it."""
     parser = make_parser(__name__, __doc__)
-    parser.add_argument("runs", nargs="+", help="Directories of the runs.")
+    parser.add_argument("runs", nargs="+", help="Directories of the runs, or hf://USER/NAME.")
     parser.add_argument("--out", default="report.html", help="Path of the file to write.")
     options = parser.parse_args(arguments)
     report.write(options.runs, options.out)

@@ -37,6 +37,11 @@ def chosen(arguments: list[str]) -> tuple[RunSettings, str] | None:
     Raises ValueError for invalid settings, FileNotFoundError for no run to resume.
     """
     given = loading.parse_arguments(arguments)
+    if given.workdir is not None and given.workdir.startswith("hf://"):
+        raise ValueError(
+            f"--workdir={given.workdir}: a run is trained in a local directory: give one, and "
+            f"--config.train.init_from={given.workdir} to start from those parameters"
+        )
     if given.help:
         print(help.of(given.config))
         return None

@@ -26,7 +26,7 @@ from mbx.agents.settings import RunSettings
 from mbx.config import extensions
 from mbx.envs.base import in_space, in_units
 from mbx.fast import rng
-from mbx.training import build, run, rundir
+from mbx.training import build, hub, run, rundir
 from mbx.training.build import environment_spec
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.files import atomic_write
@@ -65,6 +65,7 @@ def load_policy(
     """
     extensions.import_all(imports)
     run.set_up_jax()
+    run_dir = hub.local(run_dir)
     spec = rundir.load_spec(run_dir) if which == "best" else None
     if spec is None:
         agent, train, settings = run.load(run_dir, which=which)

@@ -34,7 +34,7 @@ from mbx.agents.settings import RunSettings, Train
 from mbx.envs.base import JaxEnvironment
 from mbx.fast import allocator
 from mbx.settings import flatten, to_dict
-from mbx.training import build, evaluation, logging, loop, rundir, transfer
+from mbx.training import build, evaluation, hub, logging, loop, rundir, transfer
 from mbx.training.build import evaluation_environment, make_environment, opened
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.devices import ONE_DEVICE, num_shards, require_float32
@@ -465,7 +465,7 @@ def load(
         >>> agent, state, settings = run.load("runs/a")  # doctest: +SKIP
     """
     require_float32()
-    workdir = os.path.abspath(workdir)  # an environment may go to another directory
+    workdir = os.path.abspath(hub.local(workdir))  # an environment may go to another directory
     try:
         settings = load_settings(workdir)
         rundir.check_trusted(settings.env.name, workdir, trusted)

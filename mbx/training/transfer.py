@@ -24,7 +24,7 @@ import numpy as np
 from mbx import envs, replay
 from mbx.agents.base import Agent
 from mbx.agents.settings import Env, RunSettings
-from mbx.training import build, datasets, rundir
+from mbx.training import build, datasets, hub, rundir
 from mbx.training.build import environment_spec
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.files import atomic_write, parse_json
@@ -82,6 +82,7 @@ def resolve(settings: RunSettings) -> RunSettings:
 
 def _settings(source: str) -> RunSettings:
     """The settings of another run, whose sizes the environment will have."""
+    source = hub.local(source)
     settings = load_settings(source)
     rundir.check_trusted(settings.env.name, source, False)
     return settings
@@ -107,7 +108,7 @@ def start_from(source: str, settings: RunSettings, agent: Agent, train: Any) -> 
     for reason in settings.check_start(before.for_task(spec)):
         raise ValueError(reason)
     example = jax.eval_shape(build.build_agent(before, spec).init, jax.random.key(0))
-    with Checkpointer(source) as checkpointer:
+    with Checkpointer(hub.local(source)) as checkpointer:
         old, _ = checkpointer.restore_best(example)
     started = agent.start_from(train, old, spec)
     for name, wanted in train.params.items():
