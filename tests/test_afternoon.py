@@ -76,7 +76,7 @@ for step in range(500):
     due = max(due, time.perf_counter())
 quick, median, worst = (sorted(times)[i] for i in (50, 250, 499))
 told = dict(steps=len(times), quick=quick, median=median, worst=worst, late=int(late))
-print(json.dumps(told | dict(mbx="mbx" in sys.modules)))
+print(json.dumps(told | {name: name in sys.modules for name in ("mbx", "jax")}))
 """
 
 SMALL = (
@@ -171,6 +171,13 @@ def test_from_a_class_in_a_file_to_a_policy_without_mbx(tmp_path):
     assert not told["mbx"] and told["steps"] == 500 and told["quick"] < 20.0
     if os.getloadavg()[0] < (os.cpu_count() or 1):  # else others take the time
         assert told["median"] < 20.0 and told["late"] <= 25
+
+    # The network as ONNX, without jax.
+    run("export", str(workdir), f"--out={alone}/net.onnx", "--format=onnx", "--no-planner")
+    (alone / "run.py").write_text((ROOT / "examples/run_onnx.py").read_text())
+    told = json.loads(run("", "loop.py", "net.onnx", folder=alone).splitlines()[-1])
+    print(f"at 50 Hz without jax: {told}")
+    assert not told["jax"] and told["steps"] == 500 and told["median"] < 20.0
 
     # Swept.
     out = tmp_path / "sweep"
