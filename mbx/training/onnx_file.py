@@ -148,6 +148,7 @@ class _Graph:
         model = self.onnx.helper.make_model(graph, opset_imports=opsets, ir_version=_IR)
         about = self.policy.about() | {"outputs": list(self.outputs)}
         about["action_dtype"] = "int64" if about["discrete"] else about["action_dtype"]
+        del about["platforms"]
         about["inputs"] = [(name, x.dtype.name, x.shape) for name, x in inputs]
         self.onnx.helper.set_model_props(model, {"mbx": json.dumps(about)})
         return self.onnx.shape_inference.infer_shapes(model).SerializeToString()
