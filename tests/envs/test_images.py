@@ -157,7 +157,7 @@ class Lamp(gymnasium.Env):
     max_episode_steps = 4
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     action_space = Box(-1, 1, (1,))
-    observation_space = Box(0, 255, (2, 3, 2), np.uint8)
+    observation_space = Box(0, 255, (16, 3, 2), np.uint8)
 
     def __init__(self, render_mode=None, height=96):
         self.render_mode, self.height = render_mode, height
@@ -167,7 +167,7 @@ class Lamp(gymnasium.Env):
         return self.step(None)[0], {}
 
     def step(self, action):
-        self.light = self.np_random.integers(0, 256, (2, 3, 2), np.uint8)
+        self.light = self.np_random.integers(0, 256, (16, 3, 2), np.uint8)
         return self.light, 0.0, False, False, {"light": self.light[0, 0, 0]}
 
     def render(self):
@@ -180,7 +180,7 @@ LAMP = f"gym:{__file__}:Lamp"
 def test_stacks_of_several_workers(monkeypatch):
     threads(monkeypatch)
     made = [envs.make(LAMP, 3, workers=n, images=IMAGES(stack=2), seed=3) for n in (0, 2)]
-    assert made[0].spec == made[1].spec and made[1].spec.obs_shape == (2, 3, 4)
+    assert made[0].spec == made[1].spec and made[1].spec.obs_shape == (16, 3, 4)
     actions = np.zeros((6, 3, 1), np.float32)
     for action in actions[:3]:
         one, other = (environment.step(action) for environment in made)

@@ -229,7 +229,7 @@ BOXES = st.one_of(
     box(0, 9, (2,), np.int64),
     box(0, 1, (3,), np.bool_),
 )
-IMAGE = st.just(spaces.Box(0, 255, (9, 9, 3), np.uint8))
+IMAGE = st.sampled_from([spaces.Box(0, 255, (n, n, 3), np.uint8) for n in (9, 16)])
 NUMBERS = st.one_of(CHOICES, BOXES)
 NESTED = st.one_of(
     st.builds(lambda a, b: spaces.Tuple((a, b)), NUMBERS, NUMBERS),
@@ -253,7 +253,7 @@ def test_policies_and_files_take_and_give_what_the_environment_does(seen, acted,
     env = Sampled(seen, acted)
     for space in (seen, acted):
         space.seed(seed)
-    environment = SteppedEnvironment("gym:x", [Task(env, "x", 5)], seed=None)
+    environment = SteppedEnvironment("gym:x", [Task(env, "x", lambda: 5)], seed=None)
     spec = environment.spec
     wanted = environment.reset(seed)[0]
     one = object.__new__(policy.Policy)
