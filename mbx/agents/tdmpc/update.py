@@ -283,19 +283,21 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
     def drops(name: str, used: bool) -> Array | None:
         return keys[name] if used and world.dropout > 0.0 else None
 
-    starts = loss.horizon + loss.value_last_state, loss.batch_size, loss.td_rollouts
-    rollouts = loss.td_horizon, *starts, world.action_dim
-    number = world.num_dynamics
+    def rollouts() -> Array:
+        starts = loss.horizon + loss.value_last_state, loss.batch_size, loss.td_rollouts
+        return normal("rollout_eps", loss.td_horizon, *starts, world.action_dim)
+
+    def one_head() -> Array:
+        return jax.random.randint(keys["dynamics_head"], (), 0, world.num_dynamics)
+
     return Noise(
         target_eps=normal("target_eps", loss.horizon, *states[1:]),
         target_heads=None if local else value_heads("target_heads"),
         policy_eps=normal("policy_eps", *states),
         policy_heads=value_heads("policy_heads"),
         dropout=drops("dropout", True),
-        rollout_eps=normal("rollout_eps", *rollouts) if imagined else None,
-        dynamics_head=None
-        if every_head
-        else jax.random.randint(keys["dynamics_head"], (), 0, number),
+        rollout_eps=rollouts() if imagined else None,
+        dynamics_head=None if every_head else one_head(),
         optimist_eps=normal("optimist_eps", *states) if loss.optimist else None,
         policy_dropout=drops("policy_dropout", settings.uses_svg),
         optimist_dropout=drops("optimist_dropout", loss.optimist),
