@@ -525,8 +525,8 @@ def test_what_the_task_decides_is_said(capsys):
         settings.for_task(spec), settings.for_task(spec)
     )  # nothing was left to it
     assert capsys.readouterr().err == (
-        "mbx: for toy:point: env.action_repeat=4, train.seed_hold=4, train.utd_ratio=2.0, "
-        "loss.discount=0.95, optimizer.learning_rate=0.001, "
+        "mbx: for toy:point: env.action_repeat=4, env.episode_length=20, train.seed_hold=4, "
+        "train.utd_ratio=2.0, loss.discount=0.95, optimizer.learning_rate=0.001, "
         "optimizer.final_learning_rate=0.0003, optimizer.policy_lr_scale=0.3\n"
     )
 
