@@ -77,7 +77,9 @@ def test_paths_in_settings_are_absolute_before_an_environment_is_made(tmp_path, 
     found = transfer.located(config.load("tdmpc", ["init_from=runs/a", "dataset=rows.npz"]))
     assert found.train.init_from == str(tmp_path / "runs" / "a")
     assert found.train.dataset == str(tmp_path / "rows.npz")
-    assert transfer.located(config.load("tdmpc")).train.init_from == ""
+    for path in ("", "hf://me/run"):
+        kept = transfer.located(config.load("tdmpc", [f"init_from={path}"]))
+        assert kept.train.init_from == path
 
 
 def test_the_package_shows_what_is_public_and_loads_no_simulator():

@@ -42,7 +42,7 @@ def located(settings: RunSettings) -> RunSettings:
     if place and (not reader or os.path.isdir(place)):
         place = os.path.abspath(place)
     dataset = f"{reader}:{place}" if reader else place
-    start = os.path.abspath(start) if start else ""
+    start = os.path.abspath(start) if start and not hub.is_remote(start) else start
     train = dataclasses.replace(settings.train, init_from=start, dataset=dataset)
     return dataclasses.replace(settings, env=env, train=train)
 
@@ -68,6 +68,8 @@ def resolve(settings: RunSettings) -> RunSettings:
             num_envs, length = read_arrays(train.dataset)["row/is_first"].shape
         else:
             num_envs, length = datasets.size(train.dataset, env.num_envs)
+        if not (named and train.online):
+            env = dataclasses.replace(env, num_envs=num_envs)
         if train.online and rows.capacity < env.num_envs * length:
             raise ValueError(
                 f"replay.capacity={rows.capacity} with train.dataset={train.dataset!r}: give room "
@@ -75,8 +77,6 @@ def resolve(settings: RunSettings) -> RunSettings:
             )
         if not train.online:
             rows = dataclasses.replace(rows, capacity=num_envs * length)
-        if not (named and train.online):
-            env = dataclasses.replace(env, num_envs=num_envs)
     return dataclasses.replace(settings, env=env, replay=rows)
 
 

@@ -213,6 +213,21 @@ def test_a_run_acts_with_the_data_in_its_replay(tmp_path):
         config["replay"]["capacity"] = 20
         with pytest.raises(ValueError, match="replay.capacity=20 with train.dataset=.* give room"):
             run.train(config, str(tmp_path / "small"))
+    # The file says how many environments there are, and so how many rows.
+    num_envs, length = recorded["row/is_first"].shape
+    for other, capacity in ((1, num_envs * length - 1), (99, num_envs * length)):
+        settings = rundir.load_settings(workdir)
+        settings = dataclasses.replace(
+            settings,
+            env=dataclasses.replace(settings.env, num_envs=other),
+            train=dataclasses.replace(settings.train, dataset=dataset, online=True),
+            replay=dataclasses.replace(settings.replay, capacity=capacity),
+        )
+        if other == 99:
+            assert transfer.resolve(settings).env.num_envs == num_envs
+            continue
+        with pytest.raises(ValueError, match=f"for its rows, {num_envs * length}, and"):
+            transfer.resolve(settings)
 
 
 class Robot(Game):
