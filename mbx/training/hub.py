@@ -52,7 +52,7 @@ def local(path: str) -> str:
 
 
 def push(workdir: str, url: str, *, private: bool = False) -> str:
-    """Upload a run; returns the address of its page. Files of an earlier upload are replaced.
+    """Upload a run; returns the address of its page. Files of an earlier run are replaced.
     Raises as `local`, and ValueError or FileNotFoundError where `workdir` holds no evaluated run.
     """
     with tempfile.TemporaryDirectory() as folder, _errors(url, "uploaded") as hub:
@@ -60,9 +60,8 @@ def push(workdir: str, url: str, *, private: bool = False) -> str:
         pack(workdir, folder, url)
         api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
         page = api.create_repo(name, private=private or None, exist_ok=True)
-        api.upload_folder(
-            repo_id=name, folder_path=folder, delete_patterns=["*"], commit_message="Push a run"
-        )
+        options: dict[str, Any] = dict(delete_patterns=_PATTERNS, commit_message="Push a run")
+        api.upload_folder(repo_id=name, folder_path=folder, **options)
     return str(page)
 
 

@@ -132,9 +132,9 @@ def test_pushed_and_used_by_its_name(server, workdir, capsys):
         cli.run(["train", f"--workdir={URL}", "--config.resume=True"])
 
     # Another commit replaces files; without the server the last one is used.
-    server.files["inputs/old.yaml"] = b"old"
+    server.files |= {"inputs/old.yaml": b"old", "notes.md": b"not a run's"}
     hub.push(workdir, URL)
-    assert "inputs/old.yaml" not in server.files
+    assert "inputs/old.yaml" not in server.files and "notes.md" in server.files
     path = hub.local(URL)
     server.failing = 503
     assert hub.local(URL) == path
