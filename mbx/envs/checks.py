@@ -239,8 +239,10 @@ def _kept_limit(env: Any) -> Any:
 
 
 def tried_limit(name: str, kwargs: Mapping[str, Any]) -> int | None:
-    """Length that an environment itself twice truncates an episode at, of random steps."""
-    env, last, count = custom.make(name, kwargs), 0, 0
+    """Length at which an environment itself truncates all episodes of random steps that do not
+    terminate: at least two, up to five. None where lengths differ, as of leaving a field.
+    """
+    env, found, longest, count = custom.make(name, kwargs), list[int](), 0, 0
     try:
         with custom.own_code(name, "a random episode"):
             env.reset(seed=0)
@@ -248,14 +250,15 @@ def tried_limit(name: str, kwargs: Mapping[str, Any]) -> int | None:
             for _ in range(_TRIED_STEPS):
                 _, _, terminated, truncated, _ = env.step(env.action_space.sample())
                 count += 1
+                longest = max(longest, count)
                 if truncated and not terminated:
-                    if count == last:
-                        return count
-                    last = count
+                    found.append(count)
+                if len(found) == 5:
+                    break
                 if terminated or truncated:
                     env.reset()
                     count = 0
-            return None
+        return longest if len(found) > 1 and set(found) == {longest} else None
     finally:
         custom.close(name, env)
 

@@ -111,10 +111,12 @@ def test_a_task_that_no_limit_ends_is_refused(kwargs, monkeypatch):
     assert made.spec.episode_length == 8 and len(steps) < 2010
 
 
-def test_lengths_that_differ_are_no_time_limit():
+@pytest.mark.parametrize("lengths", [(6, 7, 8, 9), (6, 6, 9), (6, 6, 6, 10**9)])
+def test_lengths_that_differ_are_no_time_limit(lengths):
     class Restless(Maze):
         def reset(self, *, seed=None, options=None):
-            self.limit += 1
+            self.turn = getattr(self, "turn", -1) + 1
+            self.limit = lengths[self.turn % len(lengths)]
             return super().reset(seed=seed)
 
     custom._GIVEN["gym:python:Restless"] = Restless
