@@ -124,7 +124,7 @@ def adapt(name: str, env: Any, time_limit: int, **fields: Any) -> RawEnvironment
 
 def _typed(x: Any, like: Any) -> Any:
     """x of another array's type; itself where it has it, as MuJoCo Warp's buffers have to be."""
-    same = getattr(x, "dtype", None) == like.dtype and not x.weak_type
+    same = getattr(x, "dtype", None) == like.dtype and not getattr(x, "weak_type", False)
     return x if same else jnp.asarray(x, like.dtype)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from mbx import envs
+from mbx.envs import brax, multi
 from mbx.envs import gymnasium as gymnasium_suite
-from mbx.envs import multi
 from mbx.training.loop import random_actions
 from mbx.types import EnvSpec
 from tests.envs.toys import rollout
@@ -40,6 +40,12 @@ def test_gymnax_pendulum_matches_gymnax():
     assert [bool(row.truncated.all()) for row in rows] == [False] * 199 + [True, False]
     assert not np.allclose(rows[199].obs, rows[199].final_obs)
     assert len(np.unique(rows[199].obs[:, 0])) == 3
+
+
+def test_numbers_of_a_brax_environment_need_not_be_jax_arrays():
+    for value in (1, 1.0, np.float32(1), np.float64(1), np.ones(2), jnp.ones(2, int)):
+        found = brax._typed(value, jnp.zeros(()))
+        assert found.dtype == np.float32 and np.all(found == 1)
 
 
 def test_brax_fast_steps_and_truncates():
