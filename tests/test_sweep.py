@@ -141,6 +141,8 @@ def test_a_search_continues_learns_from_scores_and_survives_failures(tmp_path):
         search.search(axes | {"d": ["1..2"]}, make, trials=12, **options)
     with pytest.raises(ValueError, match="optuna.db cannot be used: .* give another --out"):
         search.search(axes | {"c.kind": ["other"]}, make, trials=12, **options)
+    with pytest.raises(ValueError, match="its trials are of {'seeds': 2, .*'seeds': 1, .*--out"):
+        search.search(axes, lambda values: make(values)[:1], trials=12, **options)
     (tmp_path / "damaged.db").write_text("no database")
     with pytest.raises(ValueError, match="damaged.db cannot be used"):
         search.search(

@@ -58,8 +58,12 @@ def search(
     for name, values in ends.items():
         for value in values:
             make(first | {name: value})  # checks it
-    at_once = -(-workers // len(make(first)))
-    study, problems, state = _study(optuna, storage, space), list[str](), optuna.trial.TrialState
+    at_once = -(-workers // len(runs := make(first)))
+    study, problems, state = (
+        _study(optuna, storage, space, runs),
+        list[str](),
+        optuna.trial.TrialState,
+    )
 
     def runs_of(trial: Any) -> list[Job]:
         shown = {n: f"{x:.4g}" if isinstance(x, float) else str(x) for n, x in trial.params.items()}
@@ -104,8 +108,12 @@ def _space(kinds: Any, axes: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any
     return space, ends
 
 
-def _study(optuna: Any, storage: str, space: Mapping[str, Any]) -> Any:
-    """The study in a database. Raises ValueError where that is none, or one of other settings."""
+def _study(optuna: Any, storage: str, space: Mapping[str, Any], runs: Sequence[Job]) -> Any:
+    """The study in a database. Raises ValueError where that is none, or one of other settings.
+    runs: of one trial; another configuration, metric or number of seeds means other scores.
+    """
+    own = [part for part in runs[0].command if part.startswith("--config=")]
+    about = dict(seeds=len(runs), metric=runs[0].metric, command=own)
     try:
         study = optuna.create_study(
             storage=storage, study_name="sweep", direction="maximize", load_if_exists=True
@@ -115,9 +123,13 @@ def _study(optuna: Any, storage: str, space: Mapping[str, Any]) -> Any:
                 raise ValueError(f"its trials are of {', '.join(old.distributions)}")
             for name, kind in space.items():
                 optuna.distributions.check_distribution_compatibility(old.distributions[name], kind)
+            if (was := study.user_attrs.get("about", about)) != about:
+                raise ValueError(f"its trials are of {was}, not {about}")
+        study.set_user_attr("about", about)
     except Exception as error:  # a database's have many types
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{storage} cannot be used: {reason}: give another --out") from error
+        remedy = "give another --out or --storage"
+        raise ValueError(f"{storage} cannot be used: {reason}: {remedy}") from error
     # Another seed than before, whose draws would be the same.
     study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=len(study.trials))
     return study
