@@ -55,15 +55,11 @@ def search(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space, ends = _space(optuna.distributions, axes)
     first = {name: values[0] for name, values in ends.items()}
-    for name, values in ends.items():
-        for value in values:
-            make(first | {name: value})  # checks it
+    for name, value in [(one, x) for one, values in ends.items() for x in values]:
+        make(first | {name: value})  # checks it
     at_once = -(-workers // len(runs := make(first)))
-    study, problems, state = (
-        _study(optuna, storage, space, runs),
-        list[str](),
-        optuna.trial.TrialState,
-    )
+    study, problems = _study(optuna, storage, space, runs), list[str]()
+    state = optuna.trial.TrialState
 
     def runs_of(trial: Any) -> list[Job]:
         shown = {n: f"{x:.4g}" if isinstance(x, float) else str(x) for n, x in trial.params.items()}
