@@ -119,22 +119,21 @@ class Policy:
 
         zeros = np.zeros(self.shape, spec.obs_dtype), np.ones(self._num, bool)
         carry = [*begun, jax.random.key_data(jax.random.key(seed))]
-        with run.matmul_precision(settings.matmul_precision):
-            used = _used(step, leaves, carry, *zeros)  # an action reads few leaves of a train state
-            shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+        used = _used(step, leaves, carry, *zeros)  # an action reads few leaves of a train state
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
 
-            def lean(few: list, carry: list, obs: Array, first: Array) -> tuple[Array, list]:
-                whole = [jnp.zeros(x.shape, x.dtype) for x in shapes]
-                for i, x in zip(used, few, strict=True):
-                    whole[i] = x
+        def lean(few: list, carry: list, obs: Array, first: Array) -> tuple[Array, list]:
+            whole = [jnp.zeros(x.shape, x.dtype) for x in shapes]
+            for i, x in zip(used, few, strict=True):
+                whole[i] = x
+            with run.matmul_precision(settings.matmul_precision):  # whoever calls, and exports
                 return step(whole, carry, obs, first)
 
-            self.compiled = jax.jit(lean)
-            # Bound to no device, as what the program makes of them: one program for all calls.
-            self.leaves = [jnp.asarray(np.asarray(leaves[i])) for i in used]
-            self._carry = self.begun = [jnp.asarray(np.asarray(x)) for x in carry]
-            jax.block_until_ready(self.compiled(self.leaves, self._carry, *zeros))
-        self._precision = settings.matmul_precision
+        self.compiled = jax.jit(lean)
+        # Bound to no device, as what the program makes of them: one program for all calls.
+        self.leaves = [jnp.asarray(np.asarray(leaves[i])) for i in used]
+        self._carry = self.begun = [jnp.asarray(np.asarray(x)) for x in carry]
+        jax.block_until_ready(self.compiled(self.leaves, self._carry, *zeros))
         self._first = np.ones(self._num, bool)
 
     @property
@@ -183,9 +182,8 @@ class Policy:
         except ImportError as error:
             raise ImportError("export needs flatbuffers: pip install 'mbx-rl[export]'") from error
         zeros = np.zeros(self.shape, self.spec.obs_dtype), np.ones(self._num, bool)
-        with run.matmul_precision(self._precision):
-            export = jax.export.export(self.compiled, platforms=PLATFORMS)
-            program = export(self.leaves, self.begun, *zeros).serialize()
+        export = jax.export.export(self.compiled, platforms=PLATFORMS)
+        program = export(self.leaves, self.begun, *zeros).serialize()
         lists = {"params": self.leaves, "memory": self.begun}
         named = {f"{n}_{i}": np.asarray(x) for n, xs in lists.items() for i, x in enumerate(xs)}
         arrays, content = io.BytesIO(), io.BytesIO()

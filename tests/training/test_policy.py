@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -62,6 +63,17 @@ def test_one_program_for_a_thousand_calls(planning, alone):
     for _ in range(3):
         alone(obs[:3].tolist())
     assert alone.compiled._cache_size() == 1
+
+
+def test_actions_have_the_precision_of_the_run(workdir):
+    settings = dataclasses.replace(run.load_settings(workdir), matmul_precision="highest")
+    agent, train = build.build_agent(settings, SPEC), _train_state(workdir)
+    found = policy.Policy(agent, train, SPEC, settings, planner=False)
+    found([0.1, 0.2])
+    assert found.compiled._cache_size() == 1
+    inputs = np.zeros((1, 2), np.float32), np.ones(1, bool)
+    program = found.compiled.lower(found.leaves, found.begun, *inputs).as_text()
+    assert program.count("dot_general") == program.count("[HIGHEST, HIGHEST]") > 0
 
 
 def test_it_acts_as_the_agent_with_the_same_keys(workdir, planning):
