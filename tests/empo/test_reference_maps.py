@@ -105,6 +105,12 @@ WRONG = {
     r"can_push_rocks='z'": {"can_push_rocks": "z"},
     r"action_class='MineActions'": {"action_class": "MineActions"},
     r"map=3: give lines": {"map": 3},
+    r"not of its kind \(TypeError: can only join": {"map": [1, 2]},
+    r"not of its kind \(TypeError: 'int'": {"possible_goals": 5},
+    r"not of its kind \(TypeError: unhashable": {"action_class": ["Actions"]},
+    r"not of its kind \(StopIteration": {
+        "map": "".join(k + c for k in "KBXGOCL" for c in "rgbpye")
+    },
 }
 
 

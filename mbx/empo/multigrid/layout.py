@@ -249,6 +249,9 @@ def _world(name: str, fields: Any) -> Described:
         fields = reference.convert(fields)
     except ValueError as error:
         raise ValueError(f"map {name!r}: {error}") from error
+    except (TypeError, StopIteration) as error:  # the latter of more things than letters
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"map {name!r}: a field is not of its kind ({reason})") from error
     options = {*inspect.signature(parse_map).parameters, "power", "humans"} - {"text", *_WANTED}
     if not isinstance(fields, dict) or not set(_WANTED) <= fields.keys() <= {*_WANTED, *options}:
         raise ValueError(
