@@ -83,13 +83,14 @@ def pack(workdir: str, folder: str, url: str) -> None:
 def card(workdir: str, config: dict[str, Any], url: str) -> str:
     """The card of a run in Markdown: result, command, versions and how to use it."""
     agent, task = config["agent"], config["env"]["name"]
-    rows = [r for r in read_rows(os.path.join(workdir, "metrics.jsonl")) if "return_mean" in r]
+    rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
+    rows = [row for row in rows if row.get("return_mean") is not None]  # null: not finite
     head: dict[str, Any] = {"library_name": "mbx"}
     head["tags"] = ["reinforcement-learning", "model-based", agent]
     words = "Never evaluated."
     if rows:
         best = max(rows, key=lambda row: row["return_mean"])
-        score = f"{best['return_mean']:.1f} ± {best.get('return_std', 0.0):.1f}"
+        score = f"{best['return_mean']:.1f} ± {best.get('return_std') or 0.0:.1f}"
         result = {
             "task": {"type": "reinforcement-learning"},
             "dataset": {"name": task, "type": task},

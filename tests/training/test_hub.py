@@ -108,7 +108,10 @@ def server(tmp_path, monkeypatch):
 def workdir(tmp_path_factory):
     path = tmp_path_factory.mktemp("hub") / "run"
     leave_untrained(str(path), tiny_config(env=dict(name="gone:x")), SPEC)
-    rows = [dict(kind="eval", step=s, return_mean=x, return_std=2.0) for s, x in ((5, 7.5), (9, 1))]
+    rows = [
+        dict(kind="eval", step=s, return_mean=x, return_std=2.0)
+        for s, x in ((5, 7.5), (7, None), (9, 1))
+    ]
     (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     attempt = dict(command="mbx train --config=tdmpc", commit="1a2b3c4", versions={"mbx": "0.2.0"})
     (path / "run.json").write_text(json.dumps({"attempts": [attempt]}))
