@@ -47,7 +47,13 @@ def save(policy: Policy, path: str) -> str:
             "--no-planner, or --format=mbx"
         ) from error
     content = graph.file()
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of the runtime, by no common type
+        raise ValueError(
+            f"{path} is not written, onnxruntime refuses its graph ({str(error).splitlines()[0]}): "
+            "give --no-planner, or --format=mbx"
+        ) from error
     worst = graph.difference(lambda feeds: session.run(None, feeds)[0])
     if not worst <= TOLERANCE:
         raise ValueError(
@@ -92,7 +98,7 @@ class _Graph:
 
         action, *found, _ = self._outputs(["observation", "first"], [*names, None], draw)
         self.outputs = {"action": self._in_space(action)}
-        self.outputs |= {f"next_{a}": b for a, b in zip(names, found, strict=True) if a != b}
+        self.outputs |= {f"next_{a}": b for a, b in zip(names, found, strict=True) if a is not b}
         for name, value in self.outputs.items():
             self.nodes.append(onnx.helper.make_node("Identity", [self.name(value)], [name]))
         needed, kept = set(self.outputs), []

@@ -91,6 +91,9 @@ def test_what_is_not_written(workdir, tmp_path, monkeypatch, capsys):
         patch.delitem(onnx_file._OPERATIONS, "dot_general")
         with pytest.raises(SystemExit, match="ONNX cannot express .* operation 'dot_general'"):
             cli.run(flags)
+        patch.setitem(onnx_file._OPERATIONS, "dot_general", lambda g, e, a, b: g("And", a, b))
+        with pytest.raises(SystemExit, match="onnxruntime refuses its graph .*: give --no-planner"):
+            cli.run(flags)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(SystemExit, match=r"pip install 'mbx-rl\[onnx\]'"):
         cli.run(flags)
