@@ -612,7 +612,9 @@ def quiet_storage() -> None:
 
 
 def _not_of_storage(record: logging.LogRecord) -> bool:
-    unread = record.getMessage().startswith("Future exception was never retrieved")
+    unread = record.getMessage().startswith(
+        ("Future exception was never retrieved", "Task exception was never retrieved")
+    )
     error = record.exc_info and record.exc_info[1]
     of_storage = f"{os.sep}orbax{os.sep}" in record.pathname
     return not (of_storage or (unread and "[tensorstore_spec" in str(error)))

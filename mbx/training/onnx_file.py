@@ -245,7 +245,7 @@ def _equation(graph: _Graph, equation: Any, given: list[Any], draw: Draw) -> lis
         branch = params["branches"][given[0]]
         return _run(graph, branch.jaxpr, branch.consts, given[1:], draw)
     if name == "scan":
-        return _unrolled(graph, params, given, draw)
+        return _unrolled(graph, equation, given, draw)
     if name in ("stop_gradient", "optimization_barrier", "copy"):
         return given
     if any(x is None for x in given):
@@ -259,9 +259,17 @@ def _equation(graph: _Graph, equation: Any, given: list[Any], draw: Draw) -> lis
     return list(found) if equation.primitive.multiple_results else [found]
 
 
-def _unrolled(graph: _Graph, params: dict[str, Any], given: list[Any], draw: Draw) -> list[Any]:
+def _unrolled(graph: _Graph, equation: Any, given: list[Any], draw: Draw) -> list[Any]:
     """Outputs of a scan, its steps one after the other."""
-    consts, carried, body = params["num_consts"], params["num_carry"], params["jaxpr"]
+    params = equation.params
+    body = params["jaxpr"]
+
+    def whole(outer: Sequence[Any], inner: Sequence[Any]) -> int:
+        """How many are not stacked; versions of jax name these numbers differently."""
+        return sum(a.aval.shape == b.shape for a, b in zip(outer, inner, strict=True))
+
+    carried = whole(equation.outvars, body.out_avals)
+    consts = whole(equation.invars, body.in_avals) - carried
     carry, columns = given[consts : consts + carried], given[consts + carried :]
     rows: list[list[Any]] = []
     for i in range(params["length"])[:: -1 if params["reverse"] else 1]:

@@ -188,16 +188,21 @@ def test_after_a_read_that_failed_nothing_else_is_printed(saved, tmp_path):
 
 
 def test_asyncio_is_silent_about_files_of_the_storage_only(caplog, open_checkpointer, tmp_path):
+    async def broken(text):
+        raise ValueError(text)
+
     open_checkpointer(tmp_path)
     loop = asyncio.new_event_loop()
     for text in ("NOT_FOUND [tensorstore_spec='{}']", "another"):
         future = loop.create_future()
         future.set_exception(ValueError(text))
-        del future
+        task = loop.create_task(broken(text))
+        loop.run_until_complete(asyncio.sleep(0))
+        del future, task
     gc.collect()
     loop.close()
     shown = [record.exc_info[1] for record in caplog.records if record.name == "asyncio"]
-    assert [str(error) for error in shown] == ["another"]
+    assert [str(error) for error in shown] == ["another", "another"]
 
 
 @pytest.mark.parametrize("keep", [1, 2])
