@@ -41,7 +41,7 @@ def save(policy: Policy, path: str) -> str:
         graph = _Graph(policy)
     except ImportError as error:
         raise ImportError(f"{error}: pip install 'mbx-rl[onnx]'") from error
-    except NotImplementedError as error:
+    except _Inexpressible as error:
         raise ValueError(
             f"{path} is not written, ONNX cannot express this policy ({error}): give "
             "--no-planner, or --format=mbx"
@@ -64,6 +64,10 @@ def save(policy: Policy, path: str) -> str:
     return f"{len(content) / 1e3:.0f} kB, {CALLS} actions within {worst:.0e} of the run's"
 
 
+class _Inexpressible(ValueError):
+    """What of a policy's program has no ONNX node here; `save` refuses the policy with it."""
+
+
 class _Bits(NamedTuple):
     """Random bits of which jax makes a number in [0, 1)."""
 
@@ -84,7 +88,7 @@ class _Graph:
         self._program = jax.make_jaxpr(policy.compiled)(policy.leaves, policy.begun, *zeros)
         *memory, key = policy.begun
         if any(np.any(x) for x in memory):
-            raise NotImplementedError("its memory does not begin with zeros")
+            raise _Inexpressible("its memory does not begin with zeros")
         self.nodes: list[Any] = []
         self._constants: dict[tuple, Any] = {}
         self.inputs: dict[str, Any] = {"observation": zeros[0], "first": zeros[1]}
@@ -252,7 +256,7 @@ def _equation(graph: _Graph, equation: Any, given: list[Any], draw: Draw) -> lis
         return [None] * len(equation.outvars)
     if any(isinstance(x, str | _Bits) for x in given):
         if name not in _OPERATIONS:
-            raise NotImplementedError(f"it has the operation {name!r}")
+            raise _Inexpressible(f"it has the operation {name!r}")
         found = _OPERATIONS[name](graph, equation, *given)
         return found if isinstance(found, list) else [found]
     found = equation.primitive.bind(*given, **params)
@@ -342,11 +346,11 @@ def _gather(g: _Graph, e: Any, x: Any, index: Any) -> Any:
     if batch:  # leading axes of both
         plain &= batch == numbers.start_indices_batching_dims == tuple(range(len(batch)))
     if not plain or places != [*batch, *range(axes[0], axes[0] + len(shape) - 1 - len(batch))]:
-        raise NotImplementedError("it gathers along several axes")
+        raise _Inexpressible("it gathers along several axes")
     index = g("Cast", index, to=g.type_of(np.int64))
     if batch:
         if start:
-            raise NotImplementedError("it gathers along several axes")
+            raise _Inexpressible("it gathers along several axes")
         return g("GatherND", x, index, batch_dims=len(batch))
     return g("Gather", x, g.reshape(index, shape, shape[:-1]), axis=axes[0])
 
@@ -354,7 +358,7 @@ def _gather(g: _Graph, e: Any, x: Any, index: Any) -> Any:
 def _convolution(g: _Graph, e: Any, x: Any, kernel: Any) -> Any:
     p, numbers = e.params, e.params["dimension_numbers"]
     if set(p["lhs_dilation"]) != {1} or p["batch_group_count"] != 1:
-        raise NotImplementedError("it has a transposed convolution")
+        raise _Inexpressible("it has a transposed convolution")
     found = g(
         "Conv",
         g("Transpose", x, perm=numbers.lhs_spec),
