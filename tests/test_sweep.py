@@ -101,6 +101,21 @@ with open(f"{workdir}/metrics.jsonl", "w") as file:
 """
 
 
+def test_a_search_keeps_within_its_ends_and_stops_where_nothing_is_measured(tmp_path):
+    made = []
+
+    def make(values):
+        made.append(float(values["a.x"]))
+        path = str(tmp_path / values["a.x"])
+        command = (sys.executable, "-S", "-c", TRIAL, path, "1.0")
+        return [jobs.Job("a", 0, path, 40, command, "eval/misspelt")]
+
+    options = dict(workers=1, devices=0, storage=f"sqlite:///{tmp_path}/optuna.db")
+    found, problems = search.search({"a.x": ["0.123456..0.123461"]}, make, trials=5, **options)
+    assert not found and 0.123456 <= min(made) <= max(made) <= 0.123461 and len(set(made)) == 3
+    assert len(problems) == 1 and "eval/misspelt was never logged, choose one of" in problems[0]
+
+
 def test_a_search_continues_learns_from_scores_and_survives_failures(tmp_path):
     axes = {"a.x": ["0.5..8.0 log"], "b.n": ["1..2"], "c.kind": ["tiny", "large"]}
     made = []

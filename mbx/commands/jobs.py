@@ -28,6 +28,7 @@ from mbx.training.files import atomic_write, prepare_output
 _RESUME = "--config.resume=True"  # left out where there is no directory yet
 _RECORDED = ("commit", "changed_files", "versions", "machine", "devices")  # in run.json
 CONTINUES = "the same command continues"  # in messages of runs that a signal stopped
+UNMEASURED = "was never logged"  # in messages of runs without their metric
 _STOPPED = (129, 130, 143)  # exit statuses of runs that a signal stopped: saved, not failed
 
 
@@ -109,6 +110,10 @@ def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]
             return say(f"{name}: stopped and saved, {CONTINUES} it")
         if code:
             return say(f"{name}: failed, see {job.workdir}.log")
+        if not job.curve().steps.size:
+            return say(
+                f"{name}: {job.metric} {UNMEASURED}, choose one of {job.workdir}/metrics.csv"
+            )
         say(f"{name}: done")
         return None
 

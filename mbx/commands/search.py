@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mbx.commands.jobs import CONTINUES, Job, run_all
+from mbx.commands.jobs import CONTINUES, UNMEASURED, Job, run_all
 
 _NUMBER = r"([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}( log)?")
@@ -61,13 +61,18 @@ def search(
     study, problems = _study(optuna, storage, space, runs), list[str]()
     state = optuna.trial.TrialState
 
+    def shown(name: str, value: Any) -> str:
+        if not isinstance(value, float):
+            return str(value)
+        short, kind = f"{value:.4g}", space[name]
+        return short if kind.low <= float(short) <= kind.high else repr(value)
+
     def runs_of(trial: Any) -> list[Job]:
-        shown = {n: f"{x:.4g}" if isinstance(x, float) else str(x) for n, x in trial.params.items()}
-        return make({name: shown[name] for name in axes})
+        return make({name: shown(name, trial.params[name]) for name in axes})
 
     begun = study.get_trials(states=(state.RUNNING,))  # by a command that was stopped
     waiting: list[Any] = [trial for trial in begun if len(trial.params) == len(space)]
-    while not any(CONTINUES in problem for problem in problems):
+    while not any(end in problem for problem in problems for end in (CONTINUES, UNMEASURED)):
         room = min(at_once - len(waiting), trials - len(study.trials))
         waiting += [study.ask(space) for _ in range(room)]
         if not waiting or not trials:
