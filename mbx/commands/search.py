@@ -61,14 +61,8 @@ def search(
     study, problems = _study(optuna, storage, space, runs), list[str]()
     state = optuna.trial.TrialState
 
-    def shown(name: str, value: Any) -> str:
-        if not isinstance(value, float):
-            return str(value)
-        short, kind = f"{value:.4g}", space[name]
-        return short if kind.low <= float(short) <= kind.high else repr(value)
-
     def runs_of(trial: Any) -> list[Job]:
-        return make({name: shown(name, trial.params[name]) for name in axes})
+        return make({name: _shown(trial.params[name], space[name]) for name in axes})
 
     begun = study.get_trials(states=(state.RUNNING,))  # by a command that was stopped
     waiting: list[Any] = [trial for trial in begun if len(trial.params) == len(space)]
@@ -91,6 +85,14 @@ def search(
     done.sort(key=lambda trial: -trial.value)
     ranked = {job.workdir: job for trial in done for job in runs_of(trial)}
     return list(ranked.values()), problems
+
+
+def _shown(value: Any, kind: Any) -> str:
+    """A value as text, short where that is within the ends of its range."""
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:.4g}"
+    return short if kind.low <= float(short) <= kind.high else repr(value)
 
 
 def _space(kinds: Any, axes: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], dict[str, Any]]:
