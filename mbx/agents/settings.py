@@ -163,6 +163,12 @@ class Train:
     init_from: str = setting(
         "", "Run directory, or hf://USER/NAME, whose best parameters to start from. Empty = none."
     )
+    init_parts: str = setting(
+        "",
+        "Parameters to take from there: a regular expression found in their paths, as encoder or "
+        "^model/(encoder|rssm). Empty = all.",
+        needs={"init_from": NONZERO},
+    )
     dataset: str = setting(
         "",
         "Transitions to learn from without acting: dataset.npz, minari:NAME, lerobot:NAME, or the "

@@ -14,6 +14,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +98,32 @@ def check(settings: RunSettings, agent: Agent) -> None:
         )
 
 
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    """The shape of each leaf by its path, as model/encoder/kernel."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(p, simple=True, separator="/"): jnp.shape(x) for p, x in leaves}
+
+
+def _chosen(pattern: str, old: Any, fresh: Any) -> Any:
+    """The leaves of `old` whose paths the pattern is found in, else the fresh ones.
+    Raises ValueError for a pattern that is none, or found in no path.
+    """
+    try:
+        taken = {path: bool(re.search(pattern, path)) for path in _shapes(fresh)}
+    except re.error as error:
+        raise ValueError(
+            f"train.init_parts={pattern!r} is no regular expression: {error}"
+        ) from None
+    if not any(taken.values()):
+        raise ValueError(
+            f"train.init_parts={pattern!r} is found in no parameter's path: {', '.join(taken)}"
+        )
+    known = dict(zip(_shapes(old), jax.tree.leaves(old), strict=True))
+    leaves, structure = jax.tree.flatten(fresh)
+    pairs = zip(taken.items(), leaves, strict=True)
+    return structure.unflatten([known.get(path) if own else x for (path, own), x in pairs])
+
+
 def start_from(source: str, settings: RunSettings, agent: Agent, train: Any) -> Any:
     """The fresh state `train` of a new run with the parameters of the run in `source`.
     Optimisers, scales and the update counter stay fresh. settings: the new run's, `for_task`.
@@ -111,12 +138,18 @@ def start_from(source: str, settings: RunSettings, agent: Agent, train: Any) -> 
     with Checkpointer(hub.local(source)) as checkpointer:
         old, _ = checkpointer.restore_best(example)
     started = agent.start_from(train, old, spec)
-    for name, wanted in train.params.items():
-        have = jax.tree.map(jnp.shape, started.params.get(name))
-        if have != jax.tree.map(jnp.shape, wanted):
+    if pattern := settings.train.init_parts:
+        params = _chosen(pattern, started.params, train.params)
+        started = agent.start_from(
+            train, started.replace(params=params), environment_spec(settings)
+        )
+    have, want = (_shapes(state.params) for state in (started, train))
+    for path in want | have:
+        if have.get(path) != want.get(path):
             raise ValueError(
-                f"train.init_from={source}: the component '{name}' has other shapes there: use the "
-                "same config.model, and a task with the same sizes or a multi:… one"
+                f"train.init_from={source}: the component '{path}' has other shapes there "
+                f"({have.get(path)}, here {want.get(path)}): use the same config.model, and a task "
+                "with the same sizes or a multi:… one, or leave it out by train.init_parts"
             )
     return started
 

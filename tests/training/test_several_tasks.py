@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from configs import dreamer
 from mbx import envs
 from mbx.agents.base import Agent
 from mbx.agents.settings import Train
@@ -138,6 +139,59 @@ def test_fine_tuning_starts_from_the_parameters_and_keeps_known_embeddings(train
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert saved["env"]["pad_to"] == [2, 2], "evaluating later must not need the source"
     run.load(str(tmp_path / "run"))
+
+
+def of_dreamer(**train):
+    config = dreamer.get_config()
+    config.env.update(name="toy:point", num_envs=2)
+    config.model.num_bins = 21
+    config.train.update(train)
+    return config.to_dict()
+
+
+@pytest.mark.parametrize("kind", [of_dreamer, lambda **train: tiny_config(train=train)])
+def test_parts_of_another_run_are_taken(kind, tmp_path):
+    register_toy()
+    spec, source = envs.make("toy:point", 2).spec, str(tmp_path)
+    leave_untrained(source, kind(), spec, noise=0.1)
+    known = {"encoder", "critic", "value", "rssm", "dynamics"}
+
+    def started(pattern, **changes):
+        """Names of groups of parameters whose leaves are the other run's, and the state."""
+        config = kind(init_from=source, init_parts=pattern)
+        for name, value in changes.items():
+            config[name] |= value
+        settings = build.read(config).for_task(spec)
+        agent = build.build_agent(settings, spec)
+        fresh = agent.init(jax.random.key(1))
+        state = transfer.start_from(source, settings, agent, fresh)
+        taken = set()
+        for (path, x), y in zip(
+            jax.tree_util.tree_leaves_with_path(state.params),
+            jax.tree.leaves(fresh.params),
+            strict=True,
+        ):
+            groups = {part.key for part in path if getattr(part, "key", None) in known}
+            taken |= groups if not np.array_equal(x, y) else set()
+        return taken, state
+
+    every, state = started("")
+    copied = ("slow_critic", "critic") if kind is of_dreamer else ("target_value", "value")
+    assert copied[1] in every and len(every) == 3
+    assert started("encoder")[0] == {"encoder"}
+    some, state = started(f"(^|/){copied[1]}/")
+    assert some == {copied[1]}
+    jax.tree.map(np.testing.assert_array_equal, getattr(state, copied[0]), state.params[copied[1]])
+    with pytest.raises(ValueError, match=r"init_parts='\(' is no regular expression: missing \)"):
+        started("(")
+    with pytest.raises(ValueError, match="'nothing' is found in no parameter's path: "):
+        started("nothing")
+    with pytest.raises(ValueError, match="other shapes there .* leave it out by train.init_parts"):
+        started(copied[1], model=dict(num_bins=11))
+    assert started("encoder", model=dict(num_bins=11))[0] == {"encoder"}
+    if kind is of_dreamer:
+        with pytest.raises(ValueError, match=r"model.bins_space='raw': .* trained with 'symlog'"):
+            started("", model=dict(bins_space="raw"))
 
 
 def test_fine_tuning_refuses_another_model(untrained, tmp_path):

@@ -117,6 +117,7 @@ def build_agent(settings: Settings) -> Agent:
         after_action=lambda actor, action: actor.replace(action=action),
         replay_extras=(lambda actor: stored(State(actor.deter, actor.stoch))) if context else None,
         diagnostics=make_diagnostics(settings),
+        start_from=start_from,
     )
 
 
@@ -153,6 +154,13 @@ def init_state(settings: Settings, key: Array) -> TrainState:
         opt_state={name: solver.init(params[name]) for name, solver in solvers.items()},
         ema=returns.init_return_ema(),
         step=jnp.int32(0),
+    )
+
+
+def start_from(train: TrainState, old: TrainState, _: EnvSpec) -> TrainState:
+    """`Agent.start_from`: the parameters of another run; the slow critic is a copy."""
+    return train.replace(
+        params=old.params, slow_critic=jax.tree.map(jnp.copy, old.params["critic"])
     )
 
 

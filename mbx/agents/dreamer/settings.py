@@ -7,6 +7,7 @@ observations and actions) joins `Model` in `networks.ModelConfig`.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator
 
 from mbx.agents import settings as common
@@ -298,6 +299,17 @@ class Settings(RunSettings):
     actor: Actor = section(Actor(), "Loss of the policy.")
     critic: Critic = section(Critic(), "Loss of the critic.")
     optimizer: Optimizer = section(Optimizer(), "Optimizers of model, actor and critic.")
+
+    def check_start(self, other: RunSettings) -> Iterator[str]:
+        """Refuses a start from a model whose outputs mean something else."""
+        names = ("model.bins_space", "model.bin_max", "loss.continue_discount")
+        for name in names if isinstance(other, Settings) else ():
+            given, trained = (operator.attrgetter(name)(settings) for settings in (self, other))
+            if given != trained:
+                yield (
+                    f"{name}={given!r}: the heads of train.init_from={self.train.init_from!r} were "
+                    f"trained with {trained!r}, set that"
+                )
 
     def updates_per_step(self) -> float:
         """Learner updates of an agent step: the train ratio over the rows of a batch."""
