@@ -3,11 +3,11 @@
     python -m benchmarks.empo errors --out=docs/results/empo       # and _errors.csv, _robots.csv
     python -m benchmarks.empo networks --out=docs/results/empo_networks.csv
     python -m benchmarks.empo robots --workdir=runs/mine           # what humans reach with a run
-    python -m benchmarks.empo robots --worlds=grid_rock_1h1r,multigrid/door --out=helpers.csv
+    python -m benchmarks.empo robots --worlds=grid_rock_1h1r,multigrid/door --out=robots.csv
 
 `errors`: mean absolute errors at the replay's states over learner updates. `networks`: one part of
 the learner left out or changed at a time. `robots`: the share of goals that humans reach with
-trained, exact, helping, random and frozen robots.
+trained, exact, random and frozen robots.
 Times are of the processor, without compilation.
 """
 
@@ -132,7 +132,7 @@ def errors(out: str) -> None:
             if case == (given.cases or CASES)[0]:
                 gamma = float(problem.params.gamma_h)
                 for robot in ("learned", "exact", "random", "frozen"):
-                    policy = robots.make_robot(robot, found, gamma, problem, state.train)
+                    policy = robots.make_robot(robot, found, problem, state.train)
                     row = {"world": world, "robot": robot, **reached(found, policy, gamma, key=7)}
                     comparison.append(show(row))
     write_rows(f"{out}_errors.csv", curves)
@@ -199,9 +199,9 @@ def compare_robots(out: str) -> None:
         gamma = float((found.params or PowerParams()).gamma_h)
         every.append((name, found, gamma, None, None))
     for name, found, gamma, problem, train in every:
-        solved = ["exact", "helper", "inferring"] if found.solution is not None else []
+        solved = ["exact"] if found.solution is not None else []
         for robot in [*["learned"] * (train is not None), *solved, "random", "frozen"]:
-            policy = robots.make_robot(robot, found, gamma, problem, train)
+            policy = robots.make_robot(robot, found, problem, train)
             rows.append(show({"world": name, "robot": robot, **reached(found, policy, gamma)}))
         if train is not None and found.solution is not None:
             everywhere = np.flatnonzero(~np.asarray(found.table.terminal))

@@ -7,7 +7,6 @@ import sys
 
 from mbx.empo.power import *  # noqa: F403
 from mbx.empo.power import (
-    assistance,
     codec,
     curriculum,
     equations,
@@ -17,5 +16,5 @@ from mbx.empo.power import (
 )
 
 # `import mbx.power.curriculum` finds it, although this is a module and no package.
-for _part in (assistance, codec, curriculum, equations, named, solver, worlds):
+for _part in (codec, curriculum, equations, named, solver, worlds):
     sys.modules[_part.__name__.replace("mbx.empo.power", __name__)] = _part

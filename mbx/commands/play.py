@@ -1,7 +1,7 @@
 """Play one of the humans of a world with the robots of a run.
 
     mbx play runs/a                                   # with its learned robots
-    mbx play runs/a --robot=helper --human=2 --goal=1
+    mbx play runs/a --robot=exact --human=2 --goal=1
     mbx play --world=multigrid/rock_gate --robot=exact    # without a run
     echo "wwdwwq" | mbx play runs/a                   # keys from a pipe
 
@@ -34,7 +34,6 @@ def make(workdir: str | None, options: argparse.Namespace) -> tuple[Any, Callabl
     problem = train = values = None
     if options.world is not None:
         found = named_world(options.world, default=PowerParams())
-        params = found.params or PowerParams()
     else:
         assert workdir is not None
         _, train, settings = run.load(workdir, which=options.checkpoint, trusted=options.trust)
@@ -42,7 +41,7 @@ def make(workdir: str | None, options: argparse.Namespace) -> tuple[Any, Callabl
             raise ValueError(f"{workdir} is a run of agent {settings.agent!r}, not empo")
         spec = build.make_environment(settings, 1, seed=0).spec
         problem, found = empo.resolve(settings, spec), spec.world
-        params, model = problem.params, problem.model
+        model = problem.model
 
         @jax.jit
         def values(state: Any) -> jax.Array:
@@ -50,7 +49,7 @@ def make(workdir: str | None, options: argparse.Namespace) -> tuple[Any, Callabl
             return model.v_h_e(train.params, model.trunk(train.params, codes))[0].clip(0.0, 1.0)
 
     name = options.robot or ("exact" if train is None else "learned")
-    robot = make_robot(name, found, float(params.gamma_h), problem, train)
+    robot = make_robot(name, found, problem, train)
     goal = options.goal - 1 if options.goal else None
     key = jax.random.key(options.seed)
     game = Game(found.world, robot, key, human=options.human - 1, goal=goal)
@@ -65,8 +64,7 @@ def main(arguments: list[str]) -> None:
     add("--world", help="A world instead of a run: multigrid/NAME or a path.")
     add(
         "--robot",
-        help="One of learned, exact, helper, inferring, random, frozen (default: learned; without "
-        "a run: exact).",
+        help="One of learned, exact, random, frozen (default: learned; without a run: exact).",
     )
     add("--human", type=at_least(1), default=1, help="Number of the human that you play.")
     add("--goal", type=at_least(0), default=0, help="Your first goal; 0: drawn.")

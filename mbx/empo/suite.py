@@ -96,19 +96,17 @@ def _adapted(
     found: NamedWorld, params: PowerParams | None, humans: HumanModel | None
 ) -> NamedWorld:
     """The world with other parameters or other humans, solved again."""
-    own = humans is None and found.prior in ("uniform", "paths", "file")
+    own = humans is None and found.prior in ("uniform", "paths")
     params, humans = params or found.params, humans or HumanModel()
     if humans.model == "auto" and (found.table is None or params == found.params):
         return dataclasses.replace(found, params=params)
-    if humans.model == "paths" or (humans.model in ("exact", "file") and found.table is None):
+    if humans.model == "paths" or (humans.model == "exact" and found.table is None):
         raise ValueError(
             f"humans.model={humans.model!r}: this world has no such humans, choose auto or uniform"
         )
     world, given, whose = found.world, None, "exact" if humans.model == "auto" else humans.model
     if own and found.solution is not None:
         given, whose = found.solution.pi_h, found.prior  # they do not reckon with parameters
-    elif humans.model == "file":
-        given = np.load(humans.file)
     elif humans.model == "uniform":
         shape = (world.num_humans, world.num_goals, world.num_actions)
         if found.table is None:
@@ -281,15 +279,6 @@ def make_renderer(task: str, *, on_held_out: bool = False, **options: Any) -> Re
     return Renderer(lambda state: views.render(*state[:2]), np.asarray, STEP_SECONDS)
 
 
-def reads(task: str) -> str:
-    """The file that a map, given by its path, names for its humans; '' for none."""
-    kind, _, path = _without_option(task)[0].partition("/")
-    if kind != "multigrid" or not path.endswith(".yaml"):
-        return ""
-    humans = multigrid.load_world(path)[2]
-    return humans.file if humans is not None else ""
-
-
 def solved_world(table: TabularWorld, params: PowerParams, **options: Any) -> NamedWorld:
     """A listed world, solved: its humans follow the exact prior. For `register_world`.
     options: of `mbx.power.tabular_world`.
@@ -299,4 +288,4 @@ def solved_world(table: TabularWorld, params: PowerParams, **options: Any) -> Na
     return NamedWorld(world, params, table, solution, prior="exact")
 
 
-SUITE = Suite(whole=make, make_renderer=make_renderer, reads=reads)
+SUITE = Suite(whole=make, make_renderer=make_renderer)

@@ -28,7 +28,6 @@ from mbx.envs.registry import make as make
 from mbx.envs.registry import make_renderer as make_renderer
 from mbx.envs.registry import make_share as make_share
 from mbx.envs.registry import num_tasks as num_tasks
-from mbx.envs.registry import reads as reads
 from mbx.envs.registry import register as register
 from mbx.envs.render import NoRenderer as NoRenderer
 from mbx.envs.render import Renderer as Renderer

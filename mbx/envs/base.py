@@ -123,8 +123,6 @@ class Suite(NamedTuple):
     # `picture()`, and `film`, with which they have `render()` and `seconds` (of an environment
     # step). Pictures are uint8 [height, width, 3].
     draws: bool = False
-    # task -> another file that the task's file names, or ''
-    reads: Callable[[str], str] | None = None
 
 
 def seeds_of(seed: int, num_envs: int) -> np.ndarray:

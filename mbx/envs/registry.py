@@ -196,12 +196,6 @@ def films(name: str) -> bool:
     return _found(name)[0].draws
 
 
-def reads(name: str) -> str:
-    """Another file that the file of the task SUITE:TASK names, '' for none."""
-    suite, task = _found(name)
-    return suite.reads(task) if suite.reads else ""
-
-
 def _found(name: str) -> tuple[Suite, str]:
     """Suite (an empty one where it is unknown) and task of SUITE:TASK."""
     suite, _, task = name.partition(":")

@@ -40,7 +40,6 @@ import jax
 import numpy as np
 
 import mbx
-from mbx import envs
 from mbx.agents.settings import RunSettings
 from mbx.config import extensions, settings_class
 from mbx.envs import custom
@@ -242,10 +241,7 @@ def with_kept_inputs(settings: RunSettings, log_dir: str) -> RunSettings:
                 f"copy it to {copy}"
             )
         copies[name] = copy
-    settings = settings.with_files(copies)
-    if "env.name" in copies and (other := envs.reads(settings.env.name)):
-        warnings.warn(f"{copies['env.name']} reads {os.path.abspath(other)}", stacklevel=3)
-    return settings
+    return settings.with_files(copies)
 
 
 def _copy(log_dir: str, name: str, path: str) -> str:

@@ -54,7 +54,20 @@ from tests.helpers import other_value, recorded
         (dict(loss=dict(room=-1.0)), "config.loss.room=-1.0: give at least 0"),
         (dict(curriculum=dict(x_h_steps=7)), "x_h_steps=7 has no effect.*model.x_h='network'"),
         (dict(curriculum=dict(v_r_steps=7)), "v_r_steps=7 has no effect.*model.v_r='network'"),
-        (dict(model=AVERAGING | dict(u_r="network")), "config.model.u_r='network' has no effect"),
+        (dict(model=AVERAGING | dict(u_r="network")), "u_r='network' with kind='tables': choose"),
+        (dict(model=dict(x_h="table")), "x_h='table' with kind='networks': choose kind=mixed"),
+        (dict(model=dict(kind="mixed", x_h="network")), "'mixed', but nothing is a table: choose"),
+        (
+            dict(model=dict(kind="mixed", q_r="table", q_head="softplus")),
+            "q_head='softplus' has no",
+        ),
+        (dict(model=dict(v_h_e="table")), "v_h_e='table' has no effect.*'mixed'"),
+        (dict(model=AVERAGING | dict(table_q_r=0.5)), "table_q_r=0.5: give a number below 0"),
+        (dict(loss=dict(target_intervals=("q_r=0",))), "'q_r=0': give NAME=UPDATES"),
+        (
+            dict(loss=dict(target_rate=0.1, target_intervals=("q_r=5",))),
+            "target_intervals=.* has no effect with target_rate=0.1",
+        ),
         (dict(curriculum=dict(gamma_h_start=0.5)), "gamma_h_start=0.5 has no effect"),
         (dict(power=dict(source="paper")), "config.power.source='paper'"),
         (dict(power=dict(zeta=0.5)), "config.power.zeta=0.5: give at least 1"),
@@ -75,9 +88,11 @@ def test_impossible_settings_are_refused(sections, message):
 
 def test_settings_that_do_not_go_with_the_world_are_refused():
     found, plain = load("grid_rock_1h1r"), settings_of()
-    with pytest.raises(ValueError, match="numbers its states"):
+    with pytest.raises(ValueError, match="table_rows=0: this world's states are not listed"):
         unnumbered = found.world._replace(num_states=None)
-        problem_of(power_world(unnumbered), settings_of(model=TABLES))
+        problem_of(power_world(unnumbered), settings_of(model=TABLES | dict(table_rows=0)))
+    with pytest.raises(ValueError, match="table_rows=9 has no effect.*its states are listed"):
+        problem_of(found, settings_of(model=TABLES | dict(table_rows=9)))
     spec = envs.make("empo:grid_rock_1h1r", 1).spec
     with pytest.raises(ValueError, match="encoder='conv' needs a world whose features begin"):
         problem_of(power_world(found.world), settings_of(model=dict(encoder="conv")))
@@ -114,8 +129,11 @@ def power_world(world):
         dict(model=dict(u_r="network", v_r="network", q_encoder="own")),
         dict(loss=dict(human_expectation="exact", unique=9)),
         dict(model=dict(kind="tables")),
+        dict(model=dict(kind="tables", x_h="table", u_r="table", v_r="table")),
+        dict(model=dict(kind="mixed", q_r="table", x_h="table")),
+        dict(model=dict(kind="mixed", v_h_e="table", q_encoder="own", v_r="network")),
     ],
-    ids=["default", "x_h", "u_r", "exact", "tables"],
+    ids=["default", "x_h", "u_r", "exact", "tables", "all tables", "q_r table", "v_h_e table"],
 )
 def test_exactly_the_settings_that_have_an_effect_are_read(sections):
     values = sections | dict(loss=dict(batch_size=2) | sections.get("loss", {}))
@@ -134,7 +152,8 @@ def test_exactly_the_settings_that_have_an_effect_are_read(sections):
     # Schedules are made of all their numbers at once, of which some then have nothing to act on.
     found = {name for name in read & idle if not name.startswith("curriculum.")}
     defaults = {"model.q_head", "model.x_h", "model.u_r", "model.v_r"}
-    defaults |= {"humans.max_states"}  # by the world, `idle`
+    defaults |= {"humans.max_states", "model.table_rows"}  # by the world, `idle`
+    defaults |= {"model.v_h_e", "model.q_r", "model.q_encoder"}  # by conditions
     assert found <= defaults  # looked at where they must be that
 
 
@@ -168,12 +187,15 @@ BASES = [
     dict(loss=SMALL, model=dict(kind="tables")),
     dict(loss=SMALL, curriculum=dict(gamma_h_ramp=10, gamma_r_ramp=10)),
     dict(loss=SMALL, model=dict(encoder="conv")),
+    dict(loss=SMALL, model=dict(kind="mixed", q_r="table", x_h="table", u_r="network")),
 ]
 # Another value where the next best one would be refused for what it is.
 OTHER = {
     "power.terminal_v_r": -1e-3,
     "curriculum.constant_fraction": 0.5,
     "curriculum.steps": 100_000,
+    "model.table_q_r": -2.0,
+    "loss.target_intervals": ("q_r=3",),
 }
 # Of the world's humans: test_wired.py.
 ELSEWHERE = {"power.source", "power.beta_h", "power.nu_h", "power.optimistic"}
@@ -219,7 +241,7 @@ def test_the_configuration_builds_the_agent_and_names_its_mistakes():
     assert build.build_agent(build.read(config), environment.spec).store is None
     problem = resolve(settings, environment.spec)
     assert problem.params.beta_r == 40.0 and problem.capacity == 1.5 * 32 * 16
-    assert problem.curriculum.steps == 10_000 and problem.target_interval == 20
+    assert problem.curriculum.steps == 10_000 and problem.target_intervals["q_r"] == 20
     rock = envs.make("empo:grid_rock_1h1r", 2).spec
     problem = resolve(settings, rock)  # a world with parameters of its own
     assert problem.params.beta_r == 10.0 and problem.params.eta == pytest.approx(1.1)

@@ -15,32 +15,40 @@ from mbx import envs
 from mbx.empo import suite
 from mbx.empo.agent import agent, diagnostics, evaluation, targets
 from mbx.empo.agent.game import Game
-from mbx.empo.agent.robots import Robot
 from mbx.empo.power.codec import make_codec, make_records
 from mbx.empo.power.worlds import Views, World
 from tests.empo.helpers import TABLES, exact_tables, load, problem_of, settings_of, train_state
 
 
 @pytest.mark.parametrize(
-    ("model", "loss", "wanted"), [({}, {}, 20), (TABLES, {}, 1), ({}, dict(target_interval=7), 7)]
+    ("model", "loss", "wanted"),
+    [
+        ({}, {}, dict(v_h_e=20, q_r=20)),
+        (TABLES, {}, dict(v_h_e=1, q_r=1)),
+        ({}, dict(target_interval=7, target_intervals=("q_r=3",)), dict(v_h_e=7, q_r=3)),
+        (dict(kind="mixed", q_r="table", u_r="network"), {}, dict(v_h_e=20, q_r=1, u_r=20)),
+    ],
 )
 def test_how_often_parameters_are_copied(model, loss, wanted):
     settings = settings_of(model=model, loss=loss)
-    assert problem_of(load("dag_2h2r"), settings).target_interval == wanted
+    assert problem_of(load("dag_2h2r"), settings).target_intervals == wanted
+    with pytest.raises(ValueError, match=r"target_intervals names \['x_h'\]: nothing holds it"):
+        problem_of(load("dag_2h2r"), settings_of(loss=dict(target_intervals=("x_h=3",))))
 
 
 def test_copies_are_made_after_every_interval_of_updates():
-    problem = SimpleNamespace(target_interval=3, target_rate=0.0)
-    now, then = {"w": 1.0}, {"w": 2.0}
+    problem = SimpleNamespace(target_intervals={"w": 3, "other": 2}, target_rate=0.0)
+    now, then = {"w": 1.0, "other": 5.0}, {"w": 2.0, "other": 6.0}
     for step, copied in ((0, False), (1, False), (2, True), (3, False), (5, True)):
         train = agent._advance(problem, train_state(now, step, then))
         assert int(train.step) == step + 1 and train.params is now
         assert float(train.target["w"]) == (1.0 if copied else 2.0)
+        assert float(train.target["other"]) == (5.0 if step % 2 else 6.0)
     assert agent._advance(problem, train_state(now, 2)).target is None
 
 
 def test_copies_follow_the_parameters_by_a_share_of_the_way():
-    problem = SimpleNamespace(target_interval=3, target_rate=0.25)
+    problem = SimpleNamespace(target_rate=0.25)
     train = train_state({"w": 1.0}, target={"w": 2.0})
     for wanted in (1.75, 1.5625, 1.421875):
         train = agent._advance(problem, train)
@@ -124,19 +132,6 @@ def test_what_is_reached_and_when():
         lambda key: evaluation.play(world, lambda s, k: jnp.int32(1), key, episodes=2, length=2)
     )(jax.random.key(0))
     assert not np.any(held.reached) and not np.any(held.value) and not np.any(held.states)
-
-
-def test_a_robot_remembers_what_followed():
-    """It holds everybody back from when it has seen a human step onto cell 2."""
-    robot = Robot(
-        begin=lambda goals: -goals[0],
-        act=lambda memory, state, key: jnp.where(memory == 2, 1, 0),
-        observe=lambda memory, state, humans, following: following + 10 * humans[0],
-    )
-    played = jax.jit(lambda key: evaluation.play(corridor(5), robot, key, episodes=2, length=4))(
-        jax.random.key(0)
-    )
-    np.testing.assert_array_equal(played.states, [[0, 1, 2, 2, 2]] * 2)
 
 
 def seen_world():
@@ -367,7 +362,7 @@ def test_humans_act_at_random_wherever_they_act():
         @jax.jit
         def drawn(keys, made=made, own=own, game=game, records=records, codec=codec):
             _, now = made.step(made.reset(key)[0], jnp.zeros((num, 8)), key)
-            turn = lambda k: game._moved(jnp.int32(0), (), game.goals, jnp.int32(0), k)[0]  # noqa: E731
+            turn = lambda k: game._moved(jnp.int32(0), game.goals, jnp.int32(0), k)[0]  # noqa: E731
             return (
                 jax.vmap(codec.unpack)(now.obs)[0],
                 evaluation.play(own, frozen, key, episodes=num, length=1).states[:, 1],

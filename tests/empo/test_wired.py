@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from mbx.agents import settings as shared
@@ -37,7 +36,7 @@ UNLISTED = dict(model="paths", max_states=1)  # nothing to solve
 @pytest.fixture(scope="module")
 def names(tmp_path_factory):
     """Names of worlds: of a map, of another with parameters of its own, of a folder of three, of a
-    listed world, and a table of its humans' prior."""
+    listed world."""
     path = tmp_path_factory.mktemp("wired")
     (path / "map.yaml").write_text(ROOM.format(robot=1))
     (path / "own.yaml").write_text(ROOM.format(robot=1) + "power: {zeta: 1.5}\n")
@@ -45,9 +44,6 @@ def names(tmp_path_factory):
     for number in (1, 2, 3):
         (path / "maps" / f"{number}.yaml").write_text(ROOM.format(robot=number))
     found = load("dag_2h2r")
-    prior = np.asarray(found.solution.pi_h)
-    np.save(path / "prior.npy", prior)
-    np.save(path / "other.npy", np.full(prior.shape, 1 / prior.shape[-1]))
     # Without parameters of its own, so that those of settings count.
     empo_envs.register_world("wired", lambda: replace(found, params=None))
     return {
@@ -55,8 +51,6 @@ def names(tmp_path_factory):
         "own": f"empo:multigrid/{path}/own.yaml",
         "maps": f"empo:maps/{path}/maps/",
         "listed": "empo:wired",
-        "prior": f"{path}/prior.npy",
-        "other": f"{path}/other.npy",
     }
 
 
@@ -86,11 +80,7 @@ def both(names, name, kind, base, value):
     values["env"] = values["env"] | {"name": names[kind.removesuffix("+agent")]}
     section, _, last = name.partition(".")
     other = values | {section: values.get(section, {}) | {last: value}}
-    for found in (values, other):
-        humans = found.get("humans", {})
-        if "file" in humans:
-            found["humans"] = humans | {"file": names[humans["file"]]}
-        yield from_dict(Settings(), found)
+    yield from (from_dict(Settings(), found) for found in (values, other))
 
 
 # Kind of world, base, and another value of the setting.
@@ -104,7 +94,6 @@ CHANGES = {
     "eval.profile": ("map+agent", dict(humans=UNLISTED, eval=dict(review_episodes=0)), True),
     "humans.model": ("map", dict(humans=UNLISTED), "uniform"),
     "humans.beta": ("map", dict(humans=UNLISTED), 2.0),
-    "humans.file": ("listed", dict(humans=dict(model="file", file="prior")), "other"),
     "humans.max_states": ("map", dict(humans=dict(model="auto")), 5),
     "humans.epsilon": ("map", dict(humans=UNLISTED), 0.1),
     "humans.resample": ("map", dict(humans=UNLISTED), 0.1),
@@ -132,9 +121,9 @@ IDLE = {
     ),
     "power.nu_h": (
         "listed",
-        dict(humans=dict(model="file", file="prior"), power=dict(source="config")),
+        dict(humans=dict(model="uniform"), power=dict(source="config")),
         0.25,
-        "are 'file', which are taken as they are",
+        "are 'uniform', which are taken as they are",
     ),
 }
 

@@ -93,11 +93,6 @@ def test_a_choice_of_humans_reaches_prior_and_solution(tmp_path):
     )
     want = 0.6 * by_file.world.human_policy(0) + 0.4 / 5
     np.testing.assert_allclose(mixed.world.human_policy(0), want, atol=1e-6)
-    table = tmp_path / "prior.npy"
-    np.save(table, np.asarray(weak.solution.pi_h))
-    read = chosen(name, humans=dict(model="file", file=str(table)))
-    np.testing.assert_allclose(read.solution.V_h_e, weak.solution.V_h_e, atol=1e-6)
-    np.testing.assert_allclose(read.world.human_policy(0), weak.world.human_policy(0), atol=1e-6)
     even = chosen("grid_rock_1h1r", humans=dict(model="uniform"))
     np.testing.assert_allclose(even.solution.pi_h[0, 0, 0], 0.25)
     np.testing.assert_allclose(even.world.human_policy(0), 0.25)
@@ -148,7 +143,6 @@ def test_large_worlds_fall_back_to_shortest_ways_with_one_line(tmp_path, capsys,
         ("power: {zeta: much}", "power.zeta='much' has the wrong type"),
         ("humans: {model: clever}", "humans.model='clever': choose one of"),
         ("humans: {model: paths, beta: -1}", "humans.beta=-1: give a number"),
-        ("humans: {model: file}", "humans.file='' with humans.model='file'"),
         ("humans: 3", "humans=3, choose among"),
     ],
 )

@@ -242,21 +242,18 @@ def test_a_field_of_a_dataset_is_named(field, example, tmp_path):
 
 @pytest.fixture
 def begun(example, tmp_path, monkeypatch) -> pathlib.Path:
-    """The directory of a run with files of the user's, which are then changed, stopped before its
+    """The directory of a run with a file of the user's, which is then changed, stopped before its
     first step. An @ in its path is no option of the world's."""
-    mine, table, workdir = tmp_path / "mine.yaml", tmp_path / "prior.npy", tmp_path / "a@b" / "run"
+    mine, workdir = tmp_path / "mine.yaml", tmp_path / "a@b" / "run"
     mine.write_bytes((example / "mine.yaml").read_bytes())
-    np.save(table, np.full((1, 2, 3, 4), 0.25))
     monkeypatch.chdir(tmp_path)
     settings = empo.Settings(
-        env=dataclasses.replace(empo.Settings().env, name="empo:multigrid/mine.yaml@stored"),
-        humans=empo.Humans(model="file", file="prior.npy"),
+        env=dataclasses.replace(empo.Settings().env, name="empo:multigrid/mine.yaml@stored")
     )
     rundir.check_inputs(settings.files(), str(workdir))
     rundir.keep_inputs(settings.files(), str(workdir))
     (workdir / "config.json").write_text(json.dumps(to_dict(settings)))
-    mine.unlink()
-    table.write_bytes(b"changed")
+    mine.write_bytes(b"changed")
     return workdir
 
 
@@ -265,7 +262,6 @@ def test_a_run_is_read_with_its_own_copies_of_the_users_files(begun, example):
     assert found.env.name == f"empo:multigrid/{begun}/inputs/env.name.yaml@stored"
     copy = begun / "inputs" / "env.name.yaml"
     assert copy.read_bytes() == (example / "mine.yaml").read_bytes()
-    assert np.load(found.humans.file).shape == (1, 2, 3, 4)
     copy.write_text("5")
     with pytest.raises(ValueError, match=f"map '{copy}' must have"):
         envs.make(found.env.name, 1)
@@ -273,9 +269,9 @@ def test_a_run_is_read_with_its_own_copies_of_the_users_files(begun, example):
         envs.make("empo:multigrid/rock_gate@sorted", 1)
 
 
-@pytest.mark.parametrize("name", ["env.name.yaml", "humans.file.npy"])
 @pytest.mark.parametrize("kind", ["gone", "link"])
-def test_a_path_out_of_a_strangers_configuration_is_not_opened(name, kind, begun, tmp_path):
+def test_a_path_out_of_a_strangers_configuration_is_not_opened(kind, begun, tmp_path):
+    name = "env.name.yaml"
     (begun / "inputs" / name).unlink()
     outside = tmp_path / "outside"
     os.mkfifo(outside)  # whoever opened it would wait forever
@@ -294,18 +290,10 @@ def test_a_path_out_of_a_strangers_configuration_is_not_opened(name, kind, begun
 
 
 def test_a_run_is_not_continued_with_another_file(begun):
-    settings = dataclasses.replace(
-        empo.Settings(), humans=empo.Humans(model="file", file="prior.npy")
-    )
-    with pytest.raises(ValueError, match="humans.file=prior.npy is not what the run in .* began"):
+    env = dataclasses.replace(empo.Settings().env, name="empo:multigrid/mine.yaml")
+    settings = dataclasses.replace(empo.Settings(), env=env)
+    with pytest.raises(ValueError, match="env.name=mine.yaml is not what the run in .* began"):
         rundir.check_inputs(settings.files(), str(begun))
-
-
-def test_a_file_that_a_kept_map_names_is_said(begun):
-    with (begun / "inputs" / "env.name.yaml").open("a") as file:
-        file.write("\nhumans: {model: file, file: other.npy}\n")
-    with pytest.warns(UserWarning, match=f"inputs/env.name.yaml reads {begun.parents[1]}/other"):
-        load_settings(str(begun))
 
 
 def test_where_a_run_began_from_is_not_followed_when_it_is_read(example, tmp_path):

@@ -28,8 +28,8 @@ from mbx.empo import power
 from mbx.empo.agent import targets as empo_targets
 from mbx.empo.agent.acting import make_act
 from mbx.empo.agent.diagnostics import make_diagnostics
-from mbx.empo.agent.learners import init_state, learn_networks, learn_tables
-from mbx.empo.agent.models import network_model, table_model
+from mbx.empo.agent.learners import init_state, learn
+from mbx.empo.agent.models import make_model
 from mbx.empo.agent.profile import make_profile
 from mbx.empo.agent.settings import Settings
 from mbx.empo.agent.types import Problem, TrainState
@@ -92,20 +92,26 @@ def resolve(settings: Settings, spec: EnvSpec) -> Problem:
             "of one draw of human actions, choose fresh and 1"
         )
     plan["steps"] = plan["steps"] or round(settings.train.steps * settings.train.utd_ratio)
-    used = {f"use_{n}": getattr(settings.model, n) == "network" for n in ("x_h", "u_r", "v_r")}
-    tables = settings.model.kind == "tables"
+    held = {name: what for what in ("network", "table") for name in settings.model.held(what)}
+    intervals = {n: loss.target_interval or (1 if held[n] == "table" else 20) for n in held}
+    own = dict(one.split("=") for one in loss.target_intervals)
+    if missing := own.keys() - held:
+        raise ValueError(
+            f"loss.target_intervals names {sorted(missing)}: nothing holds it, choose of {[*held]}"
+        )
+    intervals |= {name: int(updates) for name, updates in own.items()}
     return Problem(
         settings=settings,
         world=world,
         params=_power_params(settings, spec),
-        curriculum=Curriculum(**used, **plan),
-        model=table_model(world) if tables else network_model(world, settings.model),
+        curriculum=Curriculum(**{f"use_{n}": n in held for n in ("x_h", "u_r", "v_r")}, **plan),
+        model=make_model(world, settings.model),
         codec=make_codec(world),
         records=make_records(world) if stored else None,
         capacity=_capacity(settings, world),
-        target_interval=loss.target_interval or (1 if tables else 20),
+        target_intervals=intervals,
         held_out=spec.world.held_out,
-        target_rate=0.0 if tables else loss.target_rate,
+        target_rate=loss.target_rate if settings.model.kind == "networks" else 0.0,
     )
 
 
@@ -121,10 +127,11 @@ def _check_world(settings: Settings, spec: EnvSpec) -> None:
     most, prior = found.world.max_successors, found.prior or "exact"  # "": custom humans
     others = f"its humans are {prior!r}"
     idle = [
+        (found.world.num_states is not None, "model.table_rows", "its states are listed"),
         (settings.loss.room > most, "loss.room", f"a joint action has at most {most} successors"),
         (prior != "exact", "power.beta_h", f"{others}, and only exact ones are of eq. (2)"),
         (prior != "exact", "power.optimistic", f"{others}, and only exact ones are of eq. (2)"),
-        (prior in ("uniform", "file"), "power.nu_h", f"{others}, which are taken as they are"),
+        (prior == "uniform", "power.nu_h", f"{others}, which are taken as they are"),
         (found.prior not in ("", "paths"), "humans.beta", f"{others}, not 'paths'"),
         (
             not spec.name.startswith("empo:multigrid/"),
@@ -178,7 +185,7 @@ def _capacity(settings: Settings, world: World) -> int | None:
 
 def _make_update(problem: Problem) -> Update:
     loss = problem.settings.loss
-    tables = problem.settings.model.kind == "tables"
+    tables = problem.settings.model.held("table")
 
     def update(
         train: TrainState, buffer: replay.ReplayState, key: Array
@@ -207,7 +214,6 @@ def _make_update(problem: Problem) -> Update:
             problem, train, states, human, mask, capacity=room, unique=loss.unique, listed=listed
         )
         shares |= _progress(problem, problem.at(train.step), targets, mask)
-        learn = learn_tables if tables else learn_networks
         return learn(problem, train, states, targets, mask, shares, drop_key)
 
     return update
@@ -240,8 +246,14 @@ def _advance(problem: Problem, train: TrainState) -> TrainState:
     if target is not None and rate:
         target = jax.tree.map(lambda old, new: old + rate * (new - old), target, train.params)
     elif target is not None:
-        due = step % problem.target_interval == 0
-        target = jax.tree.map(functools.partial(jnp.where, due), train.params, target)
+        target = {
+            name: jax.tree.map(
+                functools.partial(jnp.where, step % problem.target_intervals.get(name, 1) == 0),
+                train.params[name],
+                old,
+            )
+            for name, old in target.items()
+        }
     return train.replace(target=target, step=step)
 
 
@@ -283,7 +295,12 @@ def _progress(
 
 
 def _check_metrics(settings: Settings, metrics: Mapping[str, float]) -> None:
-    """Raises ValueError where successors are missing too often."""
+    """Raises ValueError where successors, or rows of tables, are missing too often."""
+    if metrics.get("lost_states", 0.0) > MAX_LOST:
+        raise ValueError(
+            f"model.table_rows={settings.model.table_rows}: {metrics['lost_states']:.1%} of a "
+            "batch's states find no row, give tables more rows"
+        )
     lost = metrics.get("lost_targets", 0.0)
     if lost > MAX_LOST:
         raise ValueError(

@@ -16,8 +16,6 @@ from mbx import replay
 from mbx.empo.agent.acting import policy_of
 from mbx.empo.agent.robots import (  # noqa: F401  # policies are public here, too
     Policy,
-    Robot,
-    as_robot,
     exact_policy,
     frozen_policy,
     learned_policy,
@@ -72,23 +70,18 @@ def exact_errors(
 
 
 class Episodes(NamedTuple):
-    """Episodes `[E]` in which every human keeps one goal.
+    """Episodes `[E]` in which every human keeps one goal."""
 
-    goals `[E, H]`. reached `[E, H]` bool, at some step after the first state. value `[E, H]`,
-    gamma^(steps - 1) where reached, else 0: what V_h^e is. states `[E, length + 1, ...]`; over
-    `[E, length + 1]` bool: the episode had ended before, the state is its last.
-    """
-
-    goals: Array
-    reached: Array
-    value: Array
-    states: Any
-    over: Array
+    goals: Array  # `[E, H]`
+    reached: Array  # `[E, H]` bool, at some step after the first state
+    value: Array  # `[E, H]`, gamma^(steps - 1) where reached, else 0: what V_h^e is
+    states: Any  # `[E, length + 1, ...]`
+    over: Array  # `[E, length + 1]` bool: the episode had ended before, the state is its last
 
 
 def play(
     world: World,
-    policy: Policy | Robot,
+    policy: Policy,
     key: Array,
     *,
     episodes: int,
@@ -96,39 +89,35 @@ def play(
     gamma: float = 0.99,
 ) -> Episodes:
     """Episodes beside a robot: goals drawn by the goal weights, humans acting by their prior."""
-    robot = as_robot(policy)
 
     def step(carry: tuple, key: Array) -> tuple[tuple, tuple]:
-        state, memory, goals, reached, value, discount, over = carry
+        state, goals, reached, value, discount, over = carry
         human_key, robot_key, chance_key = jax.random.split(key, 3)
         humans = draw_actions(world, state, goals, human_key)
-        robots = robot_actions(world, robot.act(memory, state, robot_key))
+        robots = robot_actions(world, policy(state, robot_key))
         following = draw_successor(world, state, jnp.concatenate([humans, robots]), chance_key)
-        memory = robot.observe(memory, state, humans, following)
         state = jax.tree.map(lambda old, new: jnp.where(over, old, new), state, following)
         there = worlds.reached(world, state, goals) & ~over
         value = jnp.where(there & ~reached, discount, value)
         seen = state, over
         over = over | world.terminal(state)
-        return (state, memory, goals, reached | there, value, gamma * discount, over), seen
+        return (state, goals, reached | there, value, gamma * discount, over), seen
 
     def episode(key: Array) -> Episodes:
         world_key, goal_key, step_key = jax.random.split(key, 3)
         state, goals = world.init(world_key), draw_goals(world, goal_key)
         none = jnp.zeros(world.num_humans, bool)
         value, over = jnp.zeros(world.num_humans), jnp.bool_(False)
-        start = (state, robot.begin(goals), goals, none, value, jnp.float32(1), over)
+        start = (state, goals, none, value, jnp.float32(1), over)
         carry, (states, over) = jax.lax.scan(step, start, jax.random.split(step_key, length))
         states = jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs]), state, states)
         over = jnp.concatenate([jnp.zeros(1, bool), over])
-        return Episodes(goals, carry[3], carry[4], states, over)
+        return Episodes(goals, carry[2], carry[3], states, over)
 
     return jax.vmap(episode)(jax.random.split(key, episodes))
 
 
-def goal_reaching(
-    world: World, policy: Policy | Robot, key: Array, **sizes: Any
-) -> dict[str, float]:
+def goal_reaching(world: World, policy: Policy, key: Array, **sizes: Any) -> dict[str, float]:
     """What humans reach with a robot; sizes: `episodes`, `length` and `gamma` of `play`.
     Returns `reached`, the share of (episode, human) pairs whose goal holds at some step after the
     first state; `discounted`, the mean of `Episodes.value`; `all_reached`, the share of episodes in

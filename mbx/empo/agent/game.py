@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.empo.agent.robots import Policy, Robot, as_robot
+from mbx.empo.agent.robots import Policy
 from mbx.empo.power.worlds import (
     World,
     draw_actions,
@@ -38,8 +38,8 @@ class Turn(NamedTuple):
 class Game:
     """A world, its robots, and a human whose actions are given.
 
-    A player that arrives takes another goal, drawn by the goals' weights, until the world ends;
-    robots that know the goals are told, robots that infer them start again.
+    A player that arrives takes another goal, drawn by the goals' weights, until the world
+    ends.
 
     Args:
         world: one that can be shown as text.
@@ -58,7 +58,7 @@ class Game:
     def __init__(
         self,
         world: World,
-        robot: Policy | Robot,
+        robot: Policy,
         key: Array,
         *,
         human: int = 0,
@@ -73,13 +73,12 @@ class Game:
             raise ValueError(f"goal={goal + 1}: the world has goals 1 to {world.num_goals}")
         self.world, self.human = world, human
         self.actions = world.views.actions  # what the player can do
-        self._text, self._robot = world.views.text, as_robot(robot)
+        self._text, self._robot = world.views.text, robot
         self._move = jax.jit(self._moved)
         start_key, goal_key, self._key = jax.random.split(key, 3)
         self.state, self.goals = world.init(start_key), draw_goals(world, goal_key)
         if goal is not None:
             self.goals = self.goals.at[human].set(goal)
-        self._memory = self._robot.begin(self.goals)
         self.steps = self.arrivals = 0
         self.over = bool(world.terminal(self.state))
 
@@ -109,28 +108,24 @@ class Game:
             raise ValueError("the world has ended: make another game")
         move_key, goal_key, self._key = jax.random.split(self._key, 3)
         number = jnp.int32(self.actions.index(action))
-        self.state, self._memory, joint, there = self._move(
-            self.state, self._memory, self.goals, number, move_key
-        )
+        self.state, joint, there = self._move(self.state, self.goals, number, move_key)
         self.steps, self.over = self.steps + 1, bool(self.world.terminal(self.state))
         arrived = bool(there[self.human])
         self.arrivals += arrived
         if bool(jnp.any(there)):
             self.goals = jnp.where(there, draw_goals(self.world, goal_key), self.goals)
-            self._memory = self._robot.begin(self.goals)
         names, humans = [self.actions[int(a)] for a in joint], self.world.num_humans
         return Turn(tuple(names[:humans]), tuple(names[humans:]), arrived)
 
-    def _moved(self, state: Any, memory: Any, goals: Array, action: Array, key: Array) -> tuple:
-        """The state that follows, the robots' memory, everybody's actions, whose goals hold."""
+    def _moved(self, state: Any, goals: Array, action: Array, key: Array) -> tuple:
+        """The state that follows, everybody's actions, whose goals hold."""
         world = self.world
         human_key, robot_key, chance_key = jax.random.split(key, 3)
         humans = draw_actions(world, state, goals, human_key).at[self.human].set(action)
-        robots = robot_actions(world, self._robot.act(memory, state, robot_key))
+        robots = robot_actions(world, self._robot(state, robot_key))
         joint = jnp.concatenate([humans, robots])
         after = draw_successor(world, state, joint, chance_key)
-        memory = self._robot.observe(memory, state, humans, after)
-        return after, memory, joint, reached(world, after, goals)
+        return after, joint, reached(world, after, goals)
 
 
 KEYS = {

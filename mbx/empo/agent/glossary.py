@@ -34,6 +34,7 @@ KEYS = {
     "fill": "share of the room for successors that is used",
     "mass_error": "largest distance from 1 of the successors' probabilities of an action",
     "lost_targets": "share of robot actions without a target, because successors did not fit",
+    "lost_states": "share of a batch's states for which tables had no row left",
     "broken_targets": "share of robot actions without a target, because a successor is not finite",
     "zero_ability": "abilities at the floor, where the reward is a stand-in",
 }

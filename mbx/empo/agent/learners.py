@@ -19,13 +19,32 @@ from mbx.types import Array, Metrics, Params
 
 def init_state(problem: Problem, key: Array) -> TrainState:
     """A fresh train state; tables count their visits where networks keep an optimiser's state."""
-    params = problem.model.init(key)
-    tables = problem.settings.model.kind == "tables"
-    init = functools.partial(jax.tree.map, jnp.zeros_like) if tables else _optimizer(problem).init
-    opt_state = {name: init(own) for name, own in params.items()}
-    copies = problem.target_interval > 1 or problem.target_rate > 0.0
+    params, model = problem.model.init(key), problem.settings.model
+    optimizer = _optimizer(problem.settings.optimizer.grad_clip_norm, problem)
+    opt_state = {name: jnp.zeros_like(params[name]) for name in model.held("table")}
+    opt_state |= {name: optimizer.init(params[name]) for name in model.held("network")}
+    copies = max(problem.target_intervals.values()) > 1 or problem.target_rate > 0.0
     target = jax.tree.map(jnp.copy, params) if copies else None
     return TrainState(params, target, opt_state, jnp.int32(0))
+
+
+def learn(
+    problem: Problem,
+    train: TrainState,
+    states: Any,
+    targets: Targets,
+    mask: Array,
+    shares: Metrics | None = None,
+    drop_key: Array | None = None,
+) -> tuple[TrainState, Metrics]:
+    """One step of all networks and tables; arguments as of `learn_networks`."""
+    held, metrics = problem.settings.model.held, dict(shares or {})
+    if held("network"):
+        train, metrics = learn_networks(problem, train, states, targets, mask, metrics, drop_key)
+    if held("table"):
+        train, own = learn_tables(problem, train, states, targets, mask)
+        metrics |= own
+    return train, metrics
 
 
 def learn_networks(
@@ -50,24 +69,29 @@ def learn_networks(
     codes = problem.model.encode(states)
     on = _active(problem, train.step)
 
-    def loss(params: Params) -> tuple[Array, Metrics]:
+    def loss(own: Params) -> tuple[Array, Metrics]:
         """Of networks that are trained: others' losses reach an encoder that they share."""
-        each = losses(problem, params, codes, targets, mask, drop_key)
+        each = losses(problem, train.params | own, codes, targets, mask, drop_key)
         network = {name: name.removeprefix("loss/") for name in each} | {"loss/advantage": "q_r"}
         return sum(on[network[name]] * value for name, value in each.items()), each
 
-    gradients, metrics = jax.grad(loss, has_aux=True)(train.params)
+    networks = problem.settings.model.held("network")
+    networks = {name: own for name, own in train.params.items() if name in networks}
+    gradients, metrics = jax.grad(loss, has_aux=True)(networks)
     gradients, metrics = collectives.psum((gradients, metrics | (shares or {})))
-    settings, optimizer = problem.settings.optimizer, _optimizer(problem)
-    params, opt_state = {}, {}
-    for name, own in train.params.items():
+    settings, params, opt_state = problem.settings.optimizer, {}, {}
+    for name, own in networks.items():
         base = settings.learning_rate_v if name == "v_h_e" else settings.learning_rate_q
         rate = power.curriculum.learning_rate(problem.curriculum, train.step, base)
+        # As in the authors' trainer, whose norms are for a rate of 1e-4.
+        clip = settings.grad_clip_norm * (rate / 1e-4 if settings.scale_clip else 1.0)
+        optimizer = _optimizer(clip, problem)
         updates, state = optimizer.update(gradients[name], train.opt_state[name], own)
         keep = functools.partial(jnp.where, on[name])
         params[name] = jax.tree.map(lambda w, u, r=rate, k=keep: k(w - r * u, w), own, updates)
         opt_state[name] = jax.tree.map(keep, state, train.opt_state[name])
         metrics[f"grad_norm/{name}"] = optax.tree.norm(gradients[name])
+    params, opt_state = train.params | params, train.opt_state | opt_state
     return train.replace(params=params, opt_state=opt_state), metrics
 
 
@@ -80,7 +104,8 @@ def losses(
     drop_key: Array | None = None,
 ) -> Metrics:
     """Every network's loss: mean squared errors, of Q_r by `q_loss`."""
-    whole, world, settings = problem.model, problem.world, problem.settings.loss
+    whole, settings = problem.model, problem.settings.loss
+    networks = problem.settings.model.held("network")
     model = whole.dropping(drop_key) if whole.dropping and drop_key is not None else whole
     coverage, known = targets.coverage * mask[:, None, None], targets.known & mask[:, None]
     all_known = jnp.all(known, axis=1, keepdims=True)
@@ -90,28 +115,33 @@ def losses(
     latents = model.trunk(params, codes)
     v = power.soft_clamp(model.v_h_e(params, latents), 0.0, 1.0)
     q = model.q_r(params, latents)
-    found = {
-        "loss/v_h_e": jnp.sum(coverage * jnp.square(v - targets.v_h_e)) / covered,
-        "loss/q_r": jnp.sum(q_errors(settings.q_loss, q, targets.q_r) * known) / pairs,
-    }
+    found = {}
+    if "v_h_e" in networks:
+        found["loss/v_h_e"] = jnp.sum(coverage * jnp.square(v - targets.v_h_e)) / covered
+    if "q_r" in networks:
+        found["loss/q_r"] = jnp.sum(q_errors(settings.q_loss, q, targets.q_r) * known) / pairs
     if settings.advantage_coef:
         error = jnp.square(log_advantage(q) - log_advantage(targets.q_r))
         error = jnp.sum(jnp.where(all_known, error, 0.0))
         found["loss/advantage"] = settings.advantage_coef * error / (states * q.shape[1])
-    if model.x_h is not None:
+    if "x_h" in networks:
         # Targets are of the whole network.
-        v = v if model is whole else whole.v_h_e(params, latents)
-        clean = jnp.clip(jax.lax.stop_gradient(v), 0.0, 1.0)
-        want = power.aggregate_ability(clean, world.goal_weight[None], problem.params.zeta)
+        want = ability(problem, v if model is whole else whole.v_h_e(params, latents))
         x = power.soft_clamp(model.x_h(params, latents), power.ABILITY_FLOOR, 1.0)
         found["loss/x_h"] = jnp.sum(jnp.square(x - want) * mask[:, None]) / (rows * x.shape[1])
-    if model.y is not None:
+    if "u_r" in networks:
         error = jnp.square(model.y(params, latents) - targets.y)
         found["loss/u_r"] = jnp.sum(error * mask) / rows
-    if model.v_r is not None:
+    if "v_r" in networks:
         error = q_errors(settings.q_loss, model.v_r(params, latents), targets.v_r)
         found["loss/v_r"] = jnp.sum(error * mask) / rows
     return found
+
+
+def ability(problem: Problem, v: Array) -> Array:
+    """X_h `[B, H]` that follows from V_h^e `[B, H, G]`, eq. (7), without a gradient."""
+    clean = jnp.clip(jax.lax.stop_gradient(v), 0.0, 1.0)
+    return power.aggregate_ability(clean, problem.world.goal_weight[None], problem.params.zeta)
 
 
 def q_errors(kind: str, q: Array, target: Array) -> Array:
@@ -139,22 +169,29 @@ def learn_tables(
     states: Any,
     targets: Targets,
     mask: Array,
-    shares: Metrics | None = None,
-    drop_key: None = None,
 ) -> tuple[TrainState, Metrics]:
     """Move entries by their adaptive rates; a state met often in a batch moves once."""
-    index = jnp.where(mask, problem.model.encode(states), problem.world.num_states)  # else dropped
+    model, codes, metrics = problem.model, problem.model.encode(states), {}
+    params, counts = dict(train.params), dict(train.opt_state)
+    if model.grow is not None:
+        params["rows"], lost = model.grow(params["rows"], codes, mask)
+        metrics["lost_states"] = lost / jnp.maximum(jnp.sum(mask), 1.0)
+    latents = model.trunk(params, codes)
+    index = jnp.where(mask, model.row(latents), jnp.iinfo(jnp.int32).max)  # others are dropped
+    every = jnp.ones(targets.x_h.shape)
     wanted = {
         "v_h_e": (targets.v_h_e, targets.coverage),
         "q_r": (targets.q_r, targets.known.astype(jnp.float32)),
+        "x_h": (ability(problem, model.v_h_e(params, latents)), every),
+        "u_r": (targets.y, every[:, 0]),
+        "v_r": (targets.v_r, every[:, 0]),
     }
     on = _active(problem, train.step)
-    params, counts, metrics = {}, {}, {}
     # What is written depends, by nothing, on all that was read of the tables: so the compiler knows
     # that the reads come first and writes in place instead of copying whole tables.
     nothing = 0.0 * jnp.sum(targets.policy)
-    for name, table in train.params.items():
-        target, there = wanted[name]
+    for name in problem.settings.model.held("table"):
+        table, (target, there) = params[name], wanted[name]
         before = train.opt_state[name][index]
         weight = jnp.where(on[name], there, 0.0) + 0.0 * before
         counts[name] = train.opt_state[name].at[index].add(weight, mode="drop")
@@ -167,15 +204,14 @@ def learn_tables(
         rows = mask.reshape((-1,) + (1,) * (error.ndim - 1))
         total = jnp.sum(jnp.where(rows, jnp.square(error), 0.0))
         metrics[f"loss/{name}"] = total / jnp.maximum(jnp.sum(mask) * error[0].size, 1)
-    return train.replace(params=params, opt_state=counts), metrics | (shares or {})
+    return train.replace(params=params, opt_state=counts), metrics
 
 
-def _optimizer(problem: Problem) -> optax.GradientTransformation:
-    settings = problem.settings.optimizer
+def _optimizer(clip: Array | float, problem: Problem) -> optax.GradientTransformation:
     return optax.chain(
-        optax.clip_by_global_norm(settings.grad_clip_norm),
+        optax.clip_by_global_norm(clip),
         optax.scale_by_adam(),
-        optax.add_decayed_weights(settings.weight_decay),
+        optax.add_decayed_weights(problem.settings.optimizer.weight_decay),
     )
 
 

@@ -4,7 +4,8 @@ A `Model` reads a state as a code (`encode`: features, or the state's number), a
 for every human and goal at once, and X_h. Networks have one state encoder, trained through V_h^e;
 the heads of Q_r and X_h see its output without a gradient into it, and the features. V_h^e is a
 product of a state vector and a goal vector, so that all goals of a state cost one encoding. Tables
-have one row a state. Axes: N states, H humans, G goals, R joint robot actions.
+have one row a state: its number, where states are listed, else the row that it got in a hash table
+when it was first learned from. Axes: N states, H humans, G goals, R joint robot actions.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mbx import networks
 from mbx.empo.agent.settings import Model as Options
+from mbx.empo.power.codec import layout
 from mbx.empo.power.worlds import World
 from mbx.fast import gradients
 from mbx.networks import MLP
@@ -28,14 +31,15 @@ from mbx.types import Array, Params
 # those all of whose successors are terminal, worth nearly 0 to the robot, lie there.
 Q_FLOOR = 1e-3
 MAX_GOALS = 4096
+PROBES = 16  # rows of a hash table that a state may have
 
 
 class Model(NamedTuple):
     """Functions of parameters and codes of N states."""
 
-    # key -> params, a dict of "v_h_e", "q_r" and perhaps "x_h", "u_r", "v_r"
+    # key -> params, a dict of "v_h_e", "q_r" and perhaps "x_h", "u_r", "v_r", "rows"
     init: Callable[[Array], Params]
-    encode: Callable[[Any], Array]  # states `[N, ...]` -> codes
+    encode: Callable[[Any], Any]  # states `[N, ...]` -> codes
     # (params, codes) -> latents that the heads read; evaluated once a state
     trunk: Callable[[Params, Array], Any]
     q_r: Callable[[Params, Any], Array]  # (params, latents) -> `[N, R]`, below 0
@@ -49,6 +53,9 @@ class Model(NamedTuple):
     v_r: Callable[[Params, Any], Array] | None = None
     # key -> the model with dropout, for losses; None where there is none
     dropping: Callable[[Array], Model] | None = None
+    row: Callable[[Any], Array] | None = None  # latents -> rows of the tables, where there are such
+    # (hash table, codes, mask `[N]`) -> the table with rows for these, how many of them found none
+    grow: Callable[[Any, Any, Array], tuple[Any, Array]] | None = None
 
 
 def q_from_raw(raw: Array, head: str) -> Array:
@@ -140,13 +147,15 @@ def _check_options(world: World, options: Options) -> None:
 class _Networks:
     """The modules that the settings `model.*` describe, and what each computes.
 
-    A network's latents are (features, V_h^e's encoding of them); with the encoder "identity" both
-    are the features.
+    A network's latents are (features, V_h^e's encoding of them); with the encoder "identity", and
+    where V_h^e is a table, both are the features.
     """
 
     def __init__(self, world: World, options: Options, drop_key: Array | None = None) -> None:
         self.world, self.options, self.drop_key = world, options, drop_key
-        self.identity, self.dueling = options.encoder == "identity", options.q_head == "dueling"
+        self.names = options.held("network")
+        self.identity = options.encoder == "identity" or "v_h_e" not in self.names
+        self.dueling = options.q_head == "dueling"
         hidden, humans, goals = options.hidden, world.num_humans, world.num_goals
         self.body: Any = MLP([hidden], hidden, nn.tanh)
         if options.encoder == "conv":
@@ -162,7 +171,7 @@ class _Networks:
         # A network of its own, so that the jitter of the level does not reach the advantage.
         self.level = head([hidden, hidden], 1)
         self.ability, self.scalar = head([hidden], humans), head([hidden], 1)
-        self.others = [n for n in ("x_h", "u_r", "v_r") if getattr(options, n) == "network"]
+        self.others = [name for name in self.names if name not in ("v_h_e", "q_r")]
 
     def model(self) -> Model:
         return Model(
@@ -185,24 +194,23 @@ class _Networks:
         features = jnp.zeros((1, *self.world.features(self.world.example_state).shape))
         latent = features if self.identity else jnp.zeros((1, self.options.hidden))
         read = (features,) if self.identity else (features, latent)
-        params = {
-            "v_h_e": {
-                "state": _fresh(self.state, keys[0], latent),
-                "goal": _fresh(self.goal, keys[1], self.described),
-            },
-            "q_r": self._init_q(keys[2], features, latent, read),
-        }
-        if not self.identity:
-            params["v_h_e"]["encoder"] = _fresh(self.body, keys[3], features)
+        params = {}
+        if "v_h_e" in self.names:
+            goal = _fresh(self.goal, keys[1], self.described)
+            params["v_h_e"] = {"state": _fresh(self.state, keys[0], latent), "goal": goal}
+            if not self.identity:
+                params["v_h_e"]["encoder"] = _fresh(self.body, keys[3], features)
+        if "q_r" in self.names:
+            params["q_r"] = self._init_q(keys[2], features, read)
         for number, name in enumerate(name for name in self.others if name != "x_h"):
             params[name] = _fresh(self.scalar, jax.random.fold_in(keys[4], 1 + number), *read)
         if "x_h" in self.others:
             params["x_h"] = _fresh(self.ability, keys[4], *read)
         return params
 
-    def _init_q(self, key: Array, features: Array, latent: Array, read: tuple) -> Params:
+    def _init_q(self, key: Array, features: Array, read: tuple) -> Params:
         kind, number = self.options.q_encoder, functools.partial(jax.random.fold_in, key)
-        read = read if kind == "shared" else (latent,)
+        read = read if kind == "shared" else (jnp.zeros((1, self.options.hidden)),)
         params = _fresh(self.advantage, key, *read)
         if self.dueling:
             params = {"advantage": params, "level": _fresh(self.level, number(1), *read)}
@@ -277,27 +285,112 @@ def network_model(world: World, options: Options) -> Model:
     return _Networks(world, options).model()
 
 
-def table_model(world: World) -> Model:
-    """Arrays with a row a state: Q_r starts at -1, V_h^e at 0.5; X_h is the sum over goals.
+def make_model(world: World, options: Options) -> Model:
+    """What the settings `model.*` say is a network and what a table; raises ValueError as both."""
+    if not options.held("table"):
+        return network_model(world, options)
+    tables = table_model(world, options)
+    if not options.held("network"):
+        return tables
+    return _mixed(network_model(world, options), tables, options)
+
+
+def _mixed(networks: Model, tables: Model, options: Options) -> Model:
+    """Codes and latents are pairs: the networks' and the tables'."""
+
+    def read(name: str, field: str) -> Any:
+        number = int(name in options.held("table"))
+        function = getattr((networks, tables)[number], field)
+        return function and (lambda params, latents: function(params, latents[number]))
+
+    fields = {"q_r": "q_r", "v_h_e": "v_h_e", "x_h": "x_h", "u_r": "y", "v_r": "v_r"}
+    drop, grow = networks.dropping, tables.grow
+    return Model(
+        init=lambda key: networks.init(key) | tables.init(key),
+        encode=lambda states: (networks.encode(states), tables.encode(states)),
+        trunk=lambda params, codes: (
+            networks.trunk(params, codes[0]),
+            tables.trunk(params, codes[1]),
+        ),
+        **{field: read(name, field) for name, field in fields.items()},
+        dropping=drop and (lambda key: _mixed(drop(key), tables, options)),
+        row=lambda latents: latents[1],
+        grow=grow and (lambda rows, codes, mask: grow(rows, codes[1], mask)),
+    )
+
+
+def table_model(world: World, options: Options) -> Model:
+    """Arrays with a row a state, which starts at the settings' `model.table_*`.
     From V_h^e = 0 every state not yet met would have no ability, and rewards beyond all measure
     would reach those that were.
-    Raises ValueError for a world without state numbers.
+    Raises ValueError for a world whose states are not listed, without room for tables.
     """
-    if world.num_states is None:
-        raise ValueError("model.kind='tables' needs a world that numbers its states: use networks")
-    num_robot_actions = world.num_actions**world.num_robots
+    listed = world.num_states is not None
+    if not listed and not options.table_rows:
+        raise ValueError("model.table_rows=0: this world's states are not listed, give tables room")
+    rows, humans = world.num_states if listed else options.table_rows, world.num_humans
+    words, pack, _ = layout(world.example_state)
+    shapes = {"v_h_e": (humans, world.num_goals), "q_r": (world.num_actions**world.num_robots,)}
+    shapes |= {"x_h": (humans,), "u_r": (), "v_r": ()}
+    of = {name: "q_r" if name == "v_r" else name for name in options.held("table")}
+    starts = {name: getattr(options, f"table_{own}", 2.0) for name, own in of.items()}  # y: 2
 
     def init(key: Array) -> Params:
-        return {
-            "v_h_e": jnp.full((world.num_states, world.num_humans, world.num_goals), 0.5),
-            "q_r": -jnp.ones((world.num_states, num_robot_actions)),
-        }
+        params = {name: jnp.full((rows, *shapes[name]), start) for name, start in starts.items()}
+        known = {"words": jnp.zeros((rows, words), jnp.int32), "used": jnp.zeros(rows, bool)}
+        return params if listed else params | {"rows": known}
+
+    def read(name: str) -> Any:
+        def value(params: Params, row: Array) -> Array:
+            if listed:
+                return params[name][row]
+            return params[name].at[row].get(mode="fill", fill_value=starts[name])
+
+        return value if name in starts else None
 
     return Model(
         init=init,
-        encode=jax.vmap(world.index),
-        trunk=lambda params, index: index,
-        q_r=lambda params, index: params["q_r"][index],
-        v_h_e=lambda params, index: params["v_h_e"][index],
-        x_h=None,
+        encode=jax.vmap(world.index if listed else pack),
+        trunk=lambda params, codes: codes if listed else find_rows(params["rows"], codes),
+        **{field: read(field) for field in ("q_r", "v_h_e", "x_h", "v_r")},
+        y=read("u_r"),
+        row=lambda row: row,
+        grow=None if listed else add_rows,
     )
+
+
+def _places(words: Array, rows: int) -> Array:
+    """`[N, PROBES]`: the rows in which states of these words may lie."""
+    powers = np.cumprod(np.full(words.shape[1], 0x9E3779B1, np.uint32), dtype=np.uint32)
+    mixed = jnp.sum(words.astype(jnp.uint32) * powers[None], axis=1, dtype=jnp.uint32)
+    mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0x2C1B3C6D)
+    first = (mixed ^ (mixed >> 12)) % jnp.uint32(rows)
+    return (first[:, None].astype(jnp.int32) + jnp.arange(PROBES, dtype=jnp.int32)[None]) % rows
+
+
+def find_rows(known: Params, words: Array) -> Array:
+    """The rows `[N]` of states by their words `[N, W]`; one behind the last where it has none."""
+    rows = len(known["used"])
+    places = _places(words, rows)
+    same = known["used"][places] & jnp.all(known["words"][places] == words[:, None], axis=-1)
+    return jnp.min(jnp.where(same, places, rows), axis=1)
+
+
+def add_rows(known: Params, words: Array, mask: Array) -> tuple[Params, Array]:
+    """The hash table with rows for the states `[N, W]` of a mask; and how many found no room."""
+    rows = len(known["used"])
+
+    def add(known: Params, given: tuple[Array, Array]) -> tuple[Params, Array]:
+        words, there = given
+        places = _places(words[None], rows)[0]
+        free = ~known["used"][places]
+        wanted = there & (find_rows(known, words[None])[0] == rows)
+        place = jnp.where(wanted & jnp.any(free), places[jnp.argmax(free)], rows)
+        known = {
+            "words": known["words"].at[place].set(words, mode="drop"),
+            "used": known["used"].at[place].set(True, mode="drop"),
+        }
+        return known, wanted & ~jnp.any(free)
+
+    known, lost = jax.lax.scan(add, known, (words, mask))
+    return known, jnp.sum(lost)

@@ -6,18 +6,28 @@ Names are those of flags: `settings.loss.room` is `--config.loss.room`. Nothing 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+import re
+from collections.abc import Iterator
+from typing import Any
 
 from mbx.agents import settings as common
 from mbx.agents.settings import RunSettings
 from mbx.settings import NONZERO, section, setting
 
-MODELS = ("auto", "exact", "paths", "uniform", "file")  # `mbx.empo.power.named`, which loads JAX
+MODELS = ("auto", "exact", "paths", "uniform")  # `mbx.empo.power.named`, which loads JAX
 
 _OWN_HUMANS = {"model": MODELS}
-_NETWORKS = {"model.kind": "networks"}
-_TABLES = {"model.kind": "tables"}
+_NETWORKS = {"model.kind": ("networks", "mixed")}
+_TABLES = {"model.kind": ("tables", "mixed")}
+_MIXED = {"model.kind": "mixed"}
+_HELD = ("network", "table")
+_KINDS = {"networks": "network", "tables": "table"}
+
+
+def _is(what: str, *names: str) -> Any:
+    """A condition of `needs`: one of these parts of the model is a `what`, network or table."""
+    words = f"{' or '.join(f'model.{name}' for name in names)} is a {what}"
+    return property(lambda self: bool({*names} & {*self.model.held(what)}), doc=words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +116,6 @@ class Humans:
     beta: float = setting(
         3.0, "Inverse temperature per action of model=paths.", needs={"model": ("auto", "paths")}
     )
-    file: str = setting(
-        "", "Path of a .npy table [H, G, S, A] for a listed world.", needs={"model": "file"}
-    )
     max_states: int = setting(
         5_000, "Largest number of states that are listed.", at_least=1, needs=_OWN_HUMANS
     )
@@ -117,35 +124,34 @@ class Humans:
         0.01, "Probability per step of a new goal before the current one is reached.", at_most=1
     )
 
-    def check(self) -> Iterator[str]:
-        """A file goes with its model."""
-        if self.model == "file" and not self.file:
-            yield "file='' with humans.model='file': name a .npy file"
-
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What V_h^e, X_h and Q_r are held in."""
+    """What V_h^e, Q_r, X_h, U_r and V_r are held in."""
 
     kind: str = setting(
         "networks",
-        "Networks, or tables for worlds that number their states.",
-        choices=("networks", "tables"),
+        "Networks, tables with an entry per state, or mixed: each as the next settings say.",
+        choices=("networks", "tables", "mixed"),
     )
+    v_h_e: str = setting(
+        "network", "V_h^e of kind=mixed.", choices=("network", "table"), needs=_MIXED
+    )
+    q_r: str = setting("network", "Q_r of kind=mixed.", choices=("network", "table"), needs=_MIXED)
     hidden: int = setting(128, "Width of hidden layers.", at_least=1, needs=_NETWORKS)
     encoder: str = setting(
         "mlp",
         "State encoder. conv = over the picture of empo:maps/SOURCE; identity = heads see "
         "features only.",
         choices=("mlp", "conv", "identity"),
-        needs=_NETWORKS,
+        needs="encodes",
     )
     q_encoder: str = setting(
         "shared",
         "Q_r's encoder. shared = V_h^e's, without Q_r's gradient; own = a second encoder; "
         "split = one for each part of q_head=dueling.",
         choices=("shared", "own", "split"),
-        needs=_NETWORKS,
+        needs="q_network",
     )
     conv_width: int = setting(
         32, "Channels of encoder=conv.", at_least=1, needs={"model.encoder": "conv"}
@@ -154,16 +160,16 @@ class Model:
         "exp",
         "Map from the last layer to Q_r below 0. dueling = a level and an advantage per action.",
         choices=("exp", "dueling", "softplus"),
-        needs=_NETWORKS,
+        needs="value_networks",
     )
     x_h: str = setting(
-        "sum", "X_h: sum over goals, or network.", choices=("sum", "network"), needs=_NETWORKS
+        "sum", "X_h: sum over goals, network or table.", choices=("sum", "network", "table")
     )
     u_r: str = setting(
-        "formula", "U_r: eq. (8), or network.", choices=("formula", "network"), needs=_NETWORKS
+        "formula", "U_r: eq. (8), network or table.", choices=("formula", "network", "table")
     )
     v_r: str = setting(
-        "formula", "V_r: eq. (9), or network.", choices=("formula", "network"), needs=_NETWORKS
+        "formula", "V_r: eq. (9), network or table.", choices=("formula", "network", "table")
     )
     dropout: float = setting(
         0.0, "Dropout rate of heads' hidden layers, in losses.", at_most=0.99, needs=_NETWORKS
@@ -174,6 +180,38 @@ class Model:
         at_most=1,
         needs=_TABLES,
     )
+    table_rows: int = setting(
+        100_000,
+        "States that tables have room for where the world's are not listed; 0 = none.",
+        needs=_TABLES,
+    )
+    table_q_r: float = setting(
+        -1.0,
+        "Q_r and V_r of states not yet met, below 0.",
+        at_least=None,
+        needs="value_tables",
+    )
+    table_v_h_e: float = setting(0.5, "V_h^e of states not yet met.", at_most=1, needs="v_table")
+    table_x_h: float = setting(
+        0.5, "X_h of states not yet met.", above=0, at_most=1, needs={"x_h": "table"}
+    )
+
+    def held(self, what: str) -> tuple[str, ...]:
+        """Which of V_h^e, Q_r, X_h, U_r, V_r are a `what`, network or table."""
+        one = _KINDS.get(self.kind)
+        found = {"v_h_e": one or self.v_h_e, "q_r": one or self.q_r}
+        found |= {"x_h": self.x_h, "u_r": self.u_r, "v_r": self.v_r}
+        return tuple(name for name, own in found.items() if own == what)
+
+    def check(self) -> Iterator[str]:
+        """Kinds are what they say."""
+        for other, only in (("table", "networks"), ("network", "tables")):
+            if self.kind == only and (wrong := self.held(other)):
+                yield f"{wrong[0]}={other!r} with kind={only!r}: choose kind=mixed"
+            if self.kind == "mixed" and not self.held(other):
+                yield f"kind='mixed', but nothing is a {other}: choose kind={only!r}"
+        if self.table_q_r >= 0.0:
+            yield f"table_q_r={self.table_q_r}: give a number below 0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,10 +220,13 @@ class Loss:
 
     batch_size: int = setting(32, "States per update.", at_least=1)
     advantage_coef: float = setting(
-        0.0, "Coefficient of the error of log(-Q_r) less its mean.", needs=_NETWORKS
+        0.0, "Coefficient of the error of log(-Q_r) less its mean.", needs="q_network"
     )
     q_loss: str = setting(
-        "gamma", "Q_r's error: relative or squared.", choices=("gamma", "mse"), needs=_NETWORKS
+        "gamma",
+        "Error of Q_r and V_r: relative or squared.",
+        choices=("gamma", "mse"),
+        needs="value_networks",
     )
     human_expectation: str = setting(
         "fresh",
@@ -201,27 +242,42 @@ class Loss:
     target_interval: int = setting(
         0, "Updates between hard copies; 0 = 1 for tables, 20 for networks."
     )
+    target_intervals: tuple[str, ...] = setting(
+        (), "Intervals of single ones, q_r=100,x_h=50 say, in place of target_interval."
+    )
     target_rate: float = setting(
-        0.0, "Share that the copy moves per update; 0 = hard copies.", at_most=1, needs=_NETWORKS
+        0.0,
+        "Share that the copy moves per update; 0 = hard copies.",
+        at_most=1,
+        needs={"model.kind": "networks"},
     )
 
     def check(self) -> Iterator[str]:
         """Copies are made in one way."""
-        if self.target_rate and self.target_interval:
-            yield (
-                f"target_interval={self.target_interval} has no effect with target_rate="
-                f"{self.target_rate}: set one of them"
-            )
+        for name in ("target_interval", "target_intervals"):
+            if self.target_rate and getattr(self, name):
+                yield (
+                    f"{name}={getattr(self, name)} has no effect with target_rate="
+                    f"{self.target_rate}: set one of them"
+                )
+        for one in self.target_intervals:
+            if not re.fullmatch(r"(v_h_e|q_r|x_h|u_r|v_r)=[1-9]\d*", one):
+                yield f"target_intervals has {one!r}: give NAME=UPDATES, q_r=100 say"
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
     """Adam with weight decay, of networks."""
 
-    learning_rate_v: float = setting(1e-3, "Learning rate of V_h^e.", needs=_NETWORKS)
-    learning_rate_q: float = setting(1e-3, "Learning rate of Q_r, X_h, U_r, V_r.", needs=_NETWORKS)
+    learning_rate_v: float = setting(1e-3, "Learning rate of V_h^e.", needs="v_network")
+    learning_rate_q: float = setting(
+        1e-3, "Learning rate of Q_r, X_h, U_r, V_r.", needs="more_networks"
+    )
     weight_decay: float = setting(1e-4, "Weight decay of all parameters.", needs=_NETWORKS)
     grad_clip_norm: float = setting(10.0, "Largest gradient norm.", above=0, needs=_NETWORKS)
+    scale_clip: bool = setting(
+        False, "grad_clip_norm times learning rate / 1e-4, as it falls.", needs=_NETWORKS
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,10 +286,10 @@ class Curriculum:
 
     steps: int = setting(0, "Updates in all, for the decay; 0 = the run's.", needs=_NETWORKS)
     v_h_e_steps: int = setting(1_000, "Updates of stage 0, V_h^e alone.")
-    x_h_steps: int = setting(300, "Updates of stage 1, X_h added.", needs={"model.x_h": "network"})
-    u_r_steps: int = setting(300, "Updates of stage 2, U_r added.", needs={"model.u_r": "network"})
+    x_h_steps: int = setting(300, "Updates of stage 1, X_h added.", needs={"model.x_h": _HELD})
+    u_r_steps: int = setting(300, "Updates of stage 2, U_r added.", needs={"model.u_r": _HELD})
     q_r_steps: int = setting(1_000, "Updates of stage 3, Q_r added.")
-    v_r_steps: int = setting(300, "Updates of stage 4, V_r added.", needs={"model.v_r": "network"})
+    v_r_steps: int = setting(300, "Updates of stage 4, V_r added.", needs={"model.v_r": _HELD})
     ramp_steps: int = setting(2_000, "Updates of stage 5, in which beta_r rises from 0.")
     epsilon_start: float = setting(1.0, "Share of random robot actions at first.", at_most=1)
     epsilon_end: float = setting(0.1, "Share of random robot actions at last.", at_most=1)
@@ -298,19 +354,6 @@ class Settings(RunSettings):
     optimizer: Optimizer = section(Optimizer(), "Optimizer of the networks.")
     curriculum: Curriculum = section(Curriculum(), "Stages of learning, in learner updates.")
 
-    def files(self) -> dict[str, str]:
-        """The world's map and the table of its humans' prior."""
-        table = {"humans.file": self.humans.file} if self.humans.model == "file" else {}
-        return super().files() | table
-
-    def with_files(self, paths: Mapping[str, str]) -> Self:
-        """These settings with other paths for those."""
-        changed = super().with_files(paths)
-        if "humans.file" not in paths:
-            return changed
-        humans = dataclasses.replace(self.humans, file=paths["humans.file"])
-        return dataclasses.replace(changed, humans=humans)
-
     def environment_options(self, training: bool) -> dict[str, Any]:
         """Parameters and humans for the world; evaluations begin where it begins."""
         if not self.env.name.startswith("empo:"):
@@ -321,6 +364,16 @@ class Settings(RunSettings):
             options["varied_starts"] = env.varied_starts
         maps = (env.maps, env.held_out, env.map_seed)
         return options | {"maps": maps, "on_held_out": not training}
+
+    v_network, v_table = _is("network", "v_h_e"), _is("table", "v_h_e")
+    q_network = _is("network", "q_r")
+    value_networks, value_tables = _is("network", "q_r", "v_r"), _is("table", "q_r", "v_r")
+    more_networks = _is("network", "q_r", "x_h", "u_r", "v_r")
+
+    @property
+    def encodes(self) -> bool:
+        """model.v_h_e, or model.q_r with model.q_encoder own or split, is a network."""
+        return self.v_network or (self.q_network and self.model.q_encoder != "shared")
 
     def updates_per_step(self) -> float:
         """Learner updates of an agent step."""
@@ -340,7 +393,7 @@ class Settings(RunSettings):
                     f"env.{name}={value} has no effect with env.name={self.env.name!r}: it is for "
                     "empo:maps/SOURCE"
                 )
-        exact, tables = self.loss.human_expectation == "exact", self.model.kind == "tables"
+        exact, tables = self.loss.human_expectation == "exact", self.model.held("table")
         if tables and not exact and self.model.table_min_rate > 0.5:
             yield (
                 f"model.table_min_rate={self.model.table_min_rate} with loss.human_expectation="

@@ -32,17 +32,12 @@ X_FLOOR = 1e-3
 
 
 class Profiles(NamedTuple):
-    """Joint human actions and what they weigh.
+    """Joint human actions and what they weigh."""
 
-    actions `[B, P, H]` int32. weight `[B, P]`, for Q_r: sums to one. entry `[B, H, G, P]`, for
-    V_h^e of human h and goal g: sums over P to `coverage` `[B, H, G]`, 1 for every goal where the
-    expectation is exact, else the share of draws in which h pursued g.
-    """
-
-    actions: Array
-    weight: Array
-    entry: Array
-    coverage: Array
+    actions: Array  # `[B, P, H]` int32
+    weight: Array  # `[B, P]`, for Q_r: sums to one
+    entry: Array  # `[B, H, G, P]`, for V_h^e of human h and goal g: sums over P to `coverage`
+    coverage: Array  # `[B, H, G]`, share of draws in which h pursued g; exact: 1
 
 
 class Targets(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import flax.struct
@@ -45,7 +46,9 @@ class Problem:
     # the successors that observations end with in environment `empo:NAME@stored`, else None
     records: Records | None
     capacity: int | None  # successors of a batch for which there is room; None: every slot
-    target_interval: int  # updates between hard copies of the parameters
+    # updates between hard copies of the parameters, by name; the rows of hash tables are copied
+    # with every update: they never move
+    target_intervals: Mapping[str, int]
     # the world begun on maps that nobody trains on, where there are such
     held_out: World | None = None
     # share of the way that the copy goes with every update instead; 0: none

@@ -149,9 +149,9 @@ def family_world(
     people: who lives there; "auto" is shortest ways. nu_h: share of uniform actions in their prior.
     Raises ValueError for humans that need a list of states, and no maps.
     """
-    if people.model in ("exact", "file"):
+    if people.model == "exact":
         raise ValueError(
-            f"humans.model={people.model!r} needs a list of states, and worlds of many maps have "
+            "humans.model='exact' needs a list of states, and worlds of many maps have "
             "none: choose paths, uniform or auto"
         )
     if not len(numbers):

@@ -42,7 +42,7 @@ def make_world(
     source: a name or path for `load_world`, or a layout. humans: who lives there, or only the name
     of the model; None: as the map's file says. params: of the equations; None: as the map's file
     says, else the theory's defaults where the map is listed.
-    Raises ValueError for an exact prior of too many states, a table of a world that is not listed.
+    Raises ValueError for an exact prior of too many states.
     """
     name, own, people = "the map", None, None
     if isinstance(source, str):
@@ -54,15 +54,11 @@ def make_world(
     listed = _listed(layout, humans, name)
     on_map: Read = lambda state: (layout, state)  # noqa: E731
     if listed is None:
-        if humans.model == "file":
-            raise ValueError(f"humans.file={humans.file!r}: tables are for worlds that are listed")
         prior = "paths" if humans.model == "auto" else humans.model
         return NamedWorld(_open_world(layout, on_map, humans, params), params, prior=prior)
     table, every = listed
     params, given = params or PowerParams(), None
-    if humans.model == "file":
-        given = np.load(humans.file)
-    elif humans.model in ("paths", "uniform"):
+    if humans.model in ("paths", "uniform"):
         policy = jax.jit(jax.vmap(make_prior(layout, on_map, humans, params.nu_h)))(every)
         given = np.moveaxis(np.asarray(policy), 0, 2)
     solution = solve(table, params, human_policy=given)

@@ -7,14 +7,11 @@ proportional to (-Q_r)^-beta_r its policy. Source: arXiv 2508.00159, docs/source
     world = TabularWorld(...)              # every transition of a small world
     solution = solve(world, PowerParams()) # exact: the oracle for whatever learns
 
-The public names of `equations`, `solver` (exact), `assistance` (robots that know the goals),
-`worlds`, `codec` (states as replay rows), `curriculum` (schedules of training) and `named` (what
-environments carry to the agent).
+The public names of `equations`, `solver` (exact), `worlds`, `codec` (states as replay rows),
+`curriculum` (schedules of training) and `named` (what environments carry to the agent).
 """
 
 from mbx.empo.power import curriculum as curriculum
-from mbx.empo.power.assistance import Assistance as Assistance
-from mbx.empo.power.assistance import solve_assistance as solve_assistance
 from mbx.empo.power.codec import Codec as Codec
 from mbx.empo.power.codec import Record as Record
 from mbx.empo.power.codec import make_codec as make_codec

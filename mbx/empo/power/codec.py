@@ -21,25 +21,20 @@ from mbx.empo.power.worlds import World, draw_actions, draw_goals, profiles
 
 
 class Codec(NamedTuple):
-    """An observation of a world: its state, the humans' goals and their last actions, one array.
-    size: int32 words W. pack: (state, goals `[H]`, actions `[H]`) -> `[W]` int32. unpack: obs `[W]`
-    -> (state, goals, actions), exactly what was packed; further words of obs are ignored.
-    """
+    """An observation of a world: its state, the humans' goals and their last actions, one array."""
 
-    size: int
-    pack: Callable[[Any, Array, Array], Array]
-    unpack: Callable[[Array], tuple[Any, Array, Array]]
+    size: int  # int32 words W
+    pack: Callable[[Any, Array, Array], Array]  # (state, goals `[H]`, actions `[H]`) -> obs `[W]`
+    unpack: Callable[[Array], tuple[Any, Array, Array]]  # its inverse; ignores further words
 
 
 class Record(NamedTuple):
-    """Successors of a state for one draw of goals and human actions, all joint robot actions.
-    goals, actions `[H]`. states `[R, K, ...]`, prob `[R, K]`, 0 in unused slots.
-    """
+    """Successors of a state for one draw of goals and human actions, all joint robot actions."""
 
-    goals: Array
-    actions: Array
-    states: Any
-    prob: Array
+    goals: Array  # `[H]`
+    actions: Array  # `[H]`
+    states: Any  # `[R, K, ...]`
+    prob: Array  # `[R, K]`, 0 in unused slots
 
 
 class Records(NamedTuple):

@@ -22,11 +22,6 @@ class Curriculum:
     """Durations in learner steps; defaults are the original trainer's.
     Stages: 0 V_h^e alone, 1 also X_h, 2 also U_r, 3 also Q_r, 4 also V_r, 5 beta_r rises, 6 all.
     A stage whose network does not exist (`use_x_h`, ...) has no length.
-
-    Attributes:
-        constant_fraction: share of `steps` before learning rates fall, at the ramp's end or later.
-        gamma_h_ramp, gamma_r_ramp: steps of a linear rise from `gamma_h_start` and `gamma_r_start`,
-            0 for none; gamma_r's begins with Q_r.
     """
 
     steps: int = 100_000
@@ -39,14 +34,14 @@ class Curriculum:
     use_x_h: bool = True
     use_u_r: bool = False
     use_v_r: bool = False
-    gamma_h_ramp: int = 0
+    gamma_h_ramp: int = 0  # steps of a linear rise from `gamma_h_start`
     gamma_h_start: float = 0.0
-    gamma_r_ramp: int = 0
+    gamma_r_ramp: int = 0  # likewise, beginning with Q_r
     gamma_r_start: float = 0.0
     epsilon_start: float = 1.0
     epsilon_end: float = 0.01
     epsilon_steps: int = 10_000
-    constant_fraction: float = 0.7
+    constant_fraction: float = 0.7  # share of `steps` before rates fall, at the ramp's end or later
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -25,34 +25,19 @@ ABILITY_FLOOR = 1e-10
 
 
 class PowerParams(NamedTuple):
-    """Parameters of the equations; numbers may be traced.
+    """Parameters of the equations; numbers may be traced."""
 
-    Attributes:
-        beta_h: inverse temperature of the human prior (inf: uniform over the best actions).
-        gamma_h, gamma_r: discounts, gamma_r below 1. With gamma_h = 1 V_h^e is the probability of
-            ever reaching the goal.
-        beta_r: exponent of the robot's policy.
-        zeta: >= 1, risk aversion over goals' values.
-        xi: >= 1, inequality aversion over humans.
-        eta: >= 1, over time.
-        terminal_v_r: V_r of terminal states, below 0.
-        reduce: "mean" or "sum" over humans in equation (8).
-        nu_h: share of the habit (uniform) policy in equation (2).
-        optimistic: robots help, not hinder, in the prior: max over their actions in equation (1)
-            instead of min.
-    """
-
-    beta_h: Number = 10.0
-    gamma_h: Number = 0.99
-    beta_r: Number = 10.0
-    gamma_r: Number = 0.99
-    zeta: Number = 2.0
-    xi: Number = 1.0
-    eta: Number = 1.1
-    terminal_v_r: Number = -1e-10
-    reduce: str = "mean"
-    nu_h: Number = 0.0
-    optimistic: bool = False
+    beta_h: Number = 10.0  # inverse temperature of the prior (inf: uniform over the best actions)
+    gamma_h: Number = 0.99  # humans' discount; 1: V_h^e is the probability of ever getting there
+    beta_r: Number = 10.0  # exponent of the robot's policy
+    gamma_r: Number = 0.99  # robots' discount, below 1
+    zeta: Number = 2.0  # >= 1, risk aversion over goals' values
+    xi: Number = 1.0  # >= 1, inequality aversion over humans
+    eta: Number = 1.1  # >= 1, inequality aversion over time
+    terminal_v_r: Number = -1e-10  # V_r of terminal states, below 0
+    reduce: str = "mean"  # or "sum", over humans in eq. (8)
+    nu_h: Number = 0.0  # share of the habit policy in eq. (2)
+    optimistic: bool = False  # in the prior robots help, not hinder: max, not min, in eq. (1)
 
 
 def check_params(params: PowerParams, *, theory: bool = True) -> None:

@@ -8,7 +8,7 @@ from mbx.empo.power.equations import PowerParams
 from mbx.empo.power.solver import Solution
 from mbx.empo.power.worlds import TabularWorld, World
 
-MODELS = ("auto", "exact", "paths", "uniform", "file")
+MODELS = ("auto", "exact", "paths", "uniform")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,11 +16,9 @@ class HumanModel:
     """A choice of human prior."""
 
     # "exact", eqs. (1) to (3) solved, of worlds that are listed; "paths", shortest ways (grids);
-    # "uniform"; "file", a table; "auto", exact where the world is small enough, else the best that
-    # there is
+    # "uniform"; "auto", exact where the world is small enough, else the best that there is
     model: str = "auto"
     beta: float = 3.0  # inverse temperature of an action in "paths"
-    file: str = ""  # .npy file of a policy [H, G, S, A] of a listed world, for "file"
     max_states: int = 5_000  # most states that "auto" and "exact" list
 
     def __post_init__(self) -> None:
@@ -28,11 +26,6 @@ class HumanModel:
             raise ValueError(f"humans.model={self.model!r}: choose one of {MODELS}")
         if not 0.0 <= self.beta < float("inf"):
             raise ValueError(f"humans.beta={self.beta}: give a number of at least 0")
-        if (self.model == "file") != bool(self.file):
-            raise ValueError(
-                f"humans.file={self.file!r} with humans.model={self.model!r}: a file goes with "
-                "model=file"
-            )
         if self.max_states < 1:
             raise ValueError(f"humans.max_states={self.max_states}: give at least 1")
 

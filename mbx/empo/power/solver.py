@@ -46,39 +46,26 @@ CHUNK = 4_096  # states that are solved at once there
 
 class Solution(NamedTuple):
     """The exact solution of a world. Joint robot actions are little-endian (`profiles`).
-
-    Attributes:
-        V_hm, Q_hm, pi_h: `[H, G, S]`, `[H, G, S, A]` twice: equations (1) to (3); values 0 where
-            the state is terminal or the goal achieved in it, pi_h there 0 or one-hot on action 0
-            ("still").
-        V_h_e, X_h, U_r, V_r, Q_r, pi_r: `[H, G, S]`, `[H, S]`, `[S]` twice, `[S, R]` twice:
-            equations (4) to (9), 0 where terminal, except V_r = terminal_v_r.
-        y: `[S]`, of equation (8).
-        residual: largest change the equations would still make (relative above 1).
-        iterations: sweeps of both phases.
-        converged: residual <= tol.
-        zero_ability: non-terminal (human, state) pairs whose X_h is at the floor, so that U_r there
-            is no number to rely on.
-        unreachable: goals of positive weight with V_h^e = 0 in every state.
-        bound: residual / (1 - gamma), how far values may be off, relative above 1.
+    Equations (1) to (3) are 0 where the state is terminal or the goal achieved in it, but pi_h on
+    action 0 ("still") in the latter; (4) to (9) where terminal, but V_r = terminal_v_r.
     """
 
-    V_hm: Array
-    Q_hm: Array
-    pi_h: Array
-    V_h_e: Array
-    X_h: Array
-    U_r: Array
-    V_r: Array
-    Q_r: Array
-    pi_r: Array
-    residual: Array
-    iterations: Array
-    y: Array
-    converged: Array
-    zero_ability: Array
-    unreachable: Array
-    bound: Array | float = 0.0
+    V_hm: Array  # `[H, G, S]`
+    Q_hm: Array  # `[H, G, S, A]`
+    pi_h: Array  # `[H, G, S, A]`
+    V_h_e: Array  # `[H, G, S]`
+    X_h: Array  # `[H, S]`
+    U_r: Array  # `[S]`
+    V_r: Array  # `[S]`
+    Q_r: Array  # `[S, R]`
+    pi_r: Array  # `[S, R]`
+    residual: Array  # largest change the equations would still make (relative above 1)
+    iterations: Array  # sweeps of both phases
+    y: Array  # `[S]`, of equation (8)
+    converged: Array  # residual <= tol
+    zero_ability: Array  # non-terminal (human, state) pairs with X_h at the floor: U_r is no number
+    unreachable: Array  # goals of positive weight with V_h^e = 0 in every state
+    bound: Array | float = 0.0  # residual / (1 - gamma): how far values may be off
 
     @property
     def W_h(self) -> Array:

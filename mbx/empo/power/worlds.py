@@ -19,28 +19,19 @@ from jax import Array
 
 class TabularWorld(NamedTuple):
     """A finite world as the list of its N transitions of positive probability.
-    Source: docs/sources.md#empo.
-
-    Attributes:
-        succ_state, succ_joint, succ_next: `[N]` int, s, j, s'.
-        succ_prob: `[N]`, sums to one for every (s, j) of a non-terminal s.
-        terminal: `[S]` bool.
-        achieved: `[H, G, S]` 0/1, judged on the successor.
-        goal_weight: `[H, G]`, w_g of equation (7); normalised per human it is also the goal
-            distribution of the human marginal.
-        humans, robots: agent numbers; a joint action is j = sum_i a_i num_actions^i over all agents
-            i (agent 0 fastest).
+    A joint action is j = sum_i a_i num_actions^i over all agents i (agent 0 fastest). Source:
+    docs/sources.md#empo.
     """
 
-    succ_state: Any
-    succ_joint: Any
-    succ_next: Any
-    succ_prob: Any
-    terminal: Any
-    achieved: Any
-    goal_weight: Any
-    humans: Any
-    robots: Any
+    succ_state: Any  # `[N]` int, s
+    succ_joint: Any  # `[N]` int, j
+    succ_next: Any  # `[N]` int, s'
+    succ_prob: Any  # `[N]`, sums to one for every (s, j) of a non-terminal s
+    terminal: Any  # `[S]` bool
+    achieved: Any  # `[H, G, S]` 0/1, judged on the successor
+    goal_weight: Any  # `[H, G]`, w_g of eq. (7); normalised per human also the goal distribution
+    humans: Any  # agent numbers
+    robots: Any  # agent numbers
     num_actions: int
     num_states: int
 
@@ -63,50 +54,31 @@ class Views(NamedTuple):
 
 
 class World(NamedTuple):
-    """A world as pure functions of one un-batched state (any pytree).
-
-    Attributes:
-        num_goals: goals a human, padded to the largest number; goal_weight 0 marks an absent one.
-        max_successors: K, of one joint action.
-        num_states: `index(state)` lies below it; None where there is no such number.
-        init: key -> state.
-        successors: (state, joint [humans + robots] int32, humans first) -> (states `[K, ...]`, prob
-            `[K]` padded with 0, overflow bool: some did not fit in K).
-        terminal: state -> bool.
-        achieved: state -> `[H, G]` bool.
-        human_policy: state -> `[H, G, A]`, the prior pi_h: exact, heuristic or uniform.
-        features: state -> float32 `[D]`.
-        index: state -> int32.
-        goal_features: `[H, G, F]` float32.
-        goal_weight: `[H, G]`.
-        views: how states are shown; None where they cannot be.
-        states: every state `[S, ...]` in the order of `index`, where they are listed.
-        channels: (channels, rows, columns) of the picture that `features` begin with, if any.
-        scatter: key -> a state with everything that moves anywhere; None where that is not known.
-        epsilon: share of uniform actions in what humans do, which the prior does not know of.
-    """
+    """A world as pure functions of one un-batched state (any pytree)."""
 
     num_humans: int
     num_robots: int
     num_actions: int
-    num_goals: int
-    max_successors: int
-    num_states: int | None
+    num_goals: int  # of a human, padded to the largest number; goal_weight 0 marks an absent one
+    max_successors: int  # K, of one joint action
+    num_states: int | None  # `index(state)` lies below it; None where there is no such number
     example_state: Any
-    init: Callable[[Array], Any]
+    init: Callable[[Array], Any]  # key -> state
+    # (state, joint [humans + robots] int32, humans first) -> (states `[K, ...]`, prob `[K]` padded
+    # with 0, overflow bool: some did not fit in K)
     successors: Callable[[Any, Array], tuple[Any, Array, Array]]
-    terminal: Callable[[Any], Array]
-    achieved: Callable[[Any], Array]
-    human_policy: Callable[[Any], Array]
-    features: Callable[[Any], Array]
+    terminal: Callable[[Any], Array]  # state -> bool
+    achieved: Callable[[Any], Array]  # state -> `[H, G]` bool
+    human_policy: Callable[[Any], Array]  # state -> `[H, G, A]`, the prior pi_h
+    features: Callable[[Any], Array]  # state -> float32 `[D]`
     index: Callable[[Any], Array]  # type: ignore[assignment]  # the name of a tuple's method
-    goal_features: Array
-    goal_weight: Array
-    views: Views | None = None
-    states: Any = None
-    channels: tuple[int, int, int] | None = None
-    scatter: Callable[[Array], Any] | None = None
-    epsilon: float = 0.0
+    goal_features: Array  # `[H, G, F]` float32
+    goal_weight: Array  # `[H, G]`
+    views: Views | None = None  # how states are shown; None where they cannot be
+    states: Any = None  # every state `[S, ...]` in the order of `index`, where they are listed
+    channels: tuple[int, int, int] | None = None  # (C, Y, X) of a picture that begins `features`
+    scatter: Callable[[Array], Any] | None = None  # key -> a state with all that moves anywhere
+    epsilon: float = 0.0  # share of uniform actions of humans, which the prior does not know of
 
 
 def goal_distribution(world: World) -> Array:
