@@ -29,7 +29,7 @@ from mbx.agents.tdmpc.diagnostics import make_review
 from mbx.agents.tdmpc.reanalyze import reanalyze, reanalyze_batch
 from mbx.agents.tdmpc.task import resolve as resolve
 from mbx.agents.tdmpc.task import world_config as world_config
-from mbx.agents.tdmpc.types import BATCH_AXES, ActorState, Batch, TrainState, make_batch
+from mbx.agents.tdmpc.types import BATCH_AXES, ActorState, Batch, KeptPlan, TrainState, make_batch
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
 from mbx.fast import collectives
 from mbx.heads import make_heads
@@ -80,8 +80,12 @@ def make_agent(
 
 
 def init_actor(settings: Settings, model: WorldModel, num_envs: int) -> Any:
-    """What acting carries between steps: the plan's mean `[E, T, A]`, or an `ActorState`."""
+    """What acting carries between steps: the plan's mean `[E, T, A]`, an `ActorState` or a
+    `KeptPlan`."""
     mean = jnp.zeros((num_envs, settings.planner.horizon, model.config.action_dim))
+    if settings.planner.reuse:
+        latent = jnp.zeros((num_envs, model.config.latent_dim))
+        return KeptPlan(mean, mean, latent, latent, jnp.zeros(num_envs, jnp.int32))
     if not settings.acts_as_expert:
         return mean
     expert = jnp.zeros((num_envs, 2, model.config.action_dim))
@@ -100,17 +104,14 @@ def act(
     see: See | None = None,
 ) -> tuple[Array, Any]:
     """`Agent.act`: plan from the encoded observation; with `see`, `Agent.watched`."""
-    plan = planning.plan_to_act(
-        settings,
-        model,
-        train.params,
-        model.encode(train.params, obs),
-        mppi.warm_start(actor.mean if settings.acts_as_expert else actor, is_first),
-        key,
-        evaluate=evaluate,
-        step=train.step,
-        see=see,
-    )
+    z = model.encode(train.params, obs)
+    how: dict[str, Any] = dict(evaluate=evaluate, step=train.step, see=see)
+    if settings.planner.reuse:
+        return planning.follow_or_plan(
+            settings, model, train.params, z, actor, is_first, key, **how
+        )
+    mean = mppi.warm_start(actor.mean if settings.acts_as_expert else actor, is_first)
+    plan = planning.plan_to_act(settings, model, train.params, z, mean, key, **how)
     if not settings.acts_as_expert:
         return plan.action, plan.mean
     # The elite itself: what exploration adds is not to be imitated (BMPC).

@@ -115,6 +115,12 @@ class Planner(Search):
     prior_updates: int = setting(
         0, "Updates over which the start from the policy's Gaussian fades (NEWT); 0 = none."
     )
+    reuse: float = setting(
+        0.0,
+        "Follow the last plan while the latent is nearer to the one that it expected than this "
+        "share of the way since it was made; 0 = plan in every step.",
+        needs="can_follow",
+    )
     action_noise: float = setting(
         1.0,
         "Exploration noise in training, as a factor of the refitted standard deviation; with "

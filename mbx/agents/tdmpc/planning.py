@@ -31,6 +31,7 @@ from mbx.world_model import WorldModel, action_mean, masked
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.planner_settings import Search
     from mbx.agents.tdmpc.settings import Planner, Settings
+    from mbx.agents.tdmpc.types import KeptPlan
 
 
 class Planned(NamedTuple):
@@ -172,6 +173,47 @@ def plan_to_act(
         found = {**plan._asdict(), "num_elites": config.num_elites, "discount": discount}
         io_callback(functools.partial(see, "plan"), None, found, ordered=True)
     return plan
+
+
+def follow_or_plan(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    z: Array,
+    kept: KeptPlan,
+    is_first: Array,
+    key: Array,
+    *,
+    evaluate: bool,
+    **given: Any,
+) -> tuple[Array, KeptPlan]:
+    """Actions `[E, A]` of the kept plans where they still hold, else of new ones.
+
+    A plan holds where the latent is nearer to the expected one than `planner.reuse` times the way
+    from where the plan was made. The planner runs unless all plans hold.
+    Source: AdaReP (arXiv 2606.23079), with this tolerance in place of a local sensitivity.
+    """
+    off, way = (jnp.linalg.norm(kept.expected - x, axis=-1) for x in (z, kept.begun))
+    holds = (off <= settings.planner.reuse * way) & (kept.left > 0) & ~is_first
+    mean, std = (mppi.warm_start(x, is_first) for x in (kept.mean, kept.std))
+
+    def follow() -> tuple[Array, Array, Array]:
+        noise = jax.random.normal(streams(key, "follow")["follow"], mean[:, 0].shape)
+        much = 0.0 if evaluate else settings.planner.action_noise
+        return jnp.clip(mean[:, 0] + much * std[:, 0] * noise, -1.0, 1.0), mean, std
+
+    def plan() -> tuple[Array, Array, Array]:
+        new = plan_to_act(settings, model, params, z, mean, key, evaluate=evaluate, **given)
+        pairs = zip(follow(), (new.action, new.mean, new.std), strict=True)
+        return tuple(jnp.where(holds.reshape(-1, *[1] * (y.ndim - 1)), x, y) for x, y in pairs)
+
+    seen = given.get("see") is not None  # a watched planner shows every plan
+    action, mean, std = plan() if seen else jax.lax.cond(jnp.all(holds), follow, plan)
+    left = jnp.where(holds, kept.left, settings.planner.horizon) - 1
+    start = jnp.where(holds[:, None], kept.expected, z)
+    begun = jnp.where(holds[:, None], kept.begun, z)
+    expected = model.step(_first_head(model, params), start[None], mean[:, 0])[0]
+    return masked(model, action, z), KeptPlan(mean, std, begun, expected, left)
 
 
 def search(

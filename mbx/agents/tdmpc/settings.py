@@ -448,6 +448,12 @@ class Settings(RunSettings):
     )
 
     # Conditions in `needs`, in words that end a sentence.
+    can_follow = _when(
+        "continuous actions, planner.horizon above 1, and not the acting planner as expert",
+        lambda s: (
+            s.planner.horizon > 1 and s.model.policy != "categorical" and not s.acts_as_expert
+        ),
+    )
     several_dynamics = _when("model.num_dynamics above 1", lambda s: s.model.num_dynamics > 1)
     averages_values = _when(
         "model.num_values and loss.num_heads above 1",

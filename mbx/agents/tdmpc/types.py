@@ -183,3 +183,14 @@ class ActorState(Record):
     mean: Array  # the plan's mean, a warm start for the next, `[E, T, A]`
     gaussian: Array  # the expert's mean and standard deviation, `[E, 2, A]`
     planned: Array  # whether there was a plan, `[E]`
+
+
+@flax.struct.dataclass
+class KeptPlan(Record):
+    """What acting carries between steps where it follows a plan (`planner.reuse`)."""
+
+    mean: Array  # the plan from the next step on, `[E, T, A]`
+    std: Array
+    begun: Array  # latent in which it was made, `[E, L]`
+    expected: Array  # latent that it leads to next, `[E, L]`
+    left: Array  # steps that it has, int32 `[E]`
