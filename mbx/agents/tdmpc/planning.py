@@ -24,6 +24,7 @@ from jax.experimental import io_callback
 from mbx import categorical, mppi, planners
 from mbx.agents.base import See
 from mbx.agents.tdmpc.scoring import plan_discount, score_function
+from mbx.agents.tdmpc.types import KeptPlan
 from mbx.fast import rng
 from mbx.types import Array, Params, streams
 from mbx.world_model import WorldModel, action_mean, masked
@@ -31,7 +32,6 @@ from mbx.world_model import WorldModel, action_mean, masked
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.planner_settings import Search
     from mbx.agents.tdmpc.settings import Planner, Settings
-    from mbx.agents.tdmpc.types import KeptPlan
 
 
 class Planned(NamedTuple):
