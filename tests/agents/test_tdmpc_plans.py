@@ -12,7 +12,7 @@ import pytest
 from mbx import mppi, planners, replay
 from mbx.agents.tdmpc import agent as agents
 from mbx.agents.tdmpc import planning
-from mbx.agents.tdmpc.types import ActorState
+from mbx.agents.tdmpc.types import ActorState, KeptPlan
 from mbx.fast import collectives
 from mbx.types import streams
 from tests.agents.tdmpc_helpers import (
@@ -279,3 +279,78 @@ def test_without_stored_plans_samples_of_the_policy_are_scored_in_every_update(m
     expected = reward + 0.9 * np.mean(after, axis=0)
     np.testing.assert_allclose(new.plan_values, expected.reshape(T + 1, B, N), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(new.plan_valid, ~last)
+
+
+def following(reuse, evaluate=True, **changes):
+    """(settings, a step of `follow_or_plan`, the plan that it would make, the toy model)."""
+    settings, model, toy = ensemble(planner=dict(horizon=3, num_samples=8, reuse=reuse) | changes)
+    params = toy.params()
+
+    def follow(z, kept, first, key=0):
+        first = jnp.asarray(first) & jnp.ones(len(z), bool)
+        how = dict(evaluate=evaluate, step=0, see=None)
+        given = settings, model, params, jnp.asarray(z), kept, first, jax.random.key(key)
+        return planning.follow_or_plan(*given, **how)
+
+    def plan(z, mean, key=0):
+        how = dict(evaluate=evaluate, step=0)
+        given = settings, model, params, jnp.asarray(z), mean, jax.random.key(key)
+        return planning.plan_to_act(*given, **how)
+
+    return settings, follow, plan, toy
+
+
+def kept_plan(begun, expected, left=2):
+    mean, std = (jnp.asarray(np.clip(array(len(begun), 3, A), -0.9, 0.9)) for _ in range(2))
+    left = jnp.full(len(begun), left, jnp.int32)
+    return KeptPlan(mean, abs(std), jnp.asarray(begun), jnp.asarray(expected), left)
+
+
+def test_a_plan_that_holds_is_followed_to_its_end():
+    _, follow, plan, toy = following(1e9)
+    z = array(2, 2)
+    kept = kept_plan(z, z + 1.0)
+    made = plan(z, jnp.zeros_like(kept.mean))
+    action, kept = follow(z, kept, True)
+    np.testing.assert_array_equal(action, made.action)
+    expected = 0.9 * z + toy.gain[0] * np.asarray(made.mean[:, 0])
+    for t in (1, 2):
+        np.testing.assert_allclose(kept.expected, expected, rtol=1e-5)
+        action, kept = follow(array(2, 2), kept, False, key=t)  # wherever it comes to
+        np.testing.assert_array_equal(action, made.mean[:, t])
+        np.testing.assert_array_equal(kept.begun, z)
+        expected = 0.9 * expected + toy.gain[0] * np.asarray(action)
+    assert not kept.left.any()
+    z = array(2, 2)
+    np.testing.assert_array_equal(
+        follow(z, kept, False, key=3)[0], plan(z, jnp.zeros_like(kept.mean), key=3).action
+    )
+
+
+def test_a_plan_holds_within_its_share_of_the_way():
+    _, follow, plan, _ = following(0.5)
+    begun = array(4, 2)
+    expected = begun + np.float32([3.0, 4.0])
+    z = expected + np.float32([[0.0, 2.49], [0.0, 2.51], [-2.49, 0.0], [0.0, 0.1]])
+    kept = kept_plan(begun, expected)
+    first = [False, False, False, True]
+    action, after = follow(z, kept, first)
+    made = plan(z, mppi.warm_start(kept.mean, jnp.asarray(first)))
+    holds = np.array([True, False, True, False])
+    wanted = np.where(holds[:, None], kept.mean[:, 1], made.action)
+    np.testing.assert_array_equal(action, wanted)
+    np.testing.assert_array_equal(after.left, np.where(holds, 1, 2))
+    np.testing.assert_array_equal(after.begun, np.where(holds[:, None], begun, z))
+    np.testing.assert_array_equal(
+        after.std[:, 0], np.where(holds[:, None], kept.std[:, 1], made.std[:, 0])
+    )
+
+
+def test_training_explores_around_a_plan_that_is_followed():
+    _, follow, _, _ = following(1e9, evaluate=False, action_noise=0.5)
+    begun = array(500, 2)
+    kept = kept_plan(begun, begun + 1.0)
+    kept = kept.replace(mean=0.1 * kept.mean, std=0.1 * kept.std)
+    action, _ = follow(begun, kept, False)
+    off = np.asarray((action - kept.mean[:, 1]) / kept.std[:, 1])
+    assert abs(off.mean()) < 0.05 and abs(off.std() - 0.5) < 0.05
