@@ -281,9 +281,10 @@ def test_without_stored_plans_samples_of_the_policy_are_scored_in_every_update(m
     np.testing.assert_array_equal(new.plan_valid, ~last)
 
 
-def following(reuse, evaluate=True, **changes):
+def following(reuse, evaluate=True):
     """(settings, a step of `follow_or_plan`, the plan that it would make, the toy model)."""
-    settings, model, toy = ensemble(planner=dict(horizon=3, num_samples=8, reuse=reuse) | changes)
+    own = dict(horizon=3, num_samples=8, action_noise=0.5, reuse=reuse)
+    settings, model, toy = ensemble(planner=own)
     params = toy.params()
 
     def follow(z, kept, first, key=0):
@@ -347,7 +348,7 @@ def test_a_plan_holds_within_its_share_of_the_way():
 
 
 def test_training_explores_around_a_plan_that_is_followed():
-    _, follow, _, _ = following(1e9, evaluate=False, action_noise=0.5)
+    _, follow, _, _ = following(1e9, evaluate=False)
     begun = array(500, 2)
     kept = kept_plan(begun, begun + 1.0)
     kept = kept.replace(mean=0.1 * kept.mean, std=0.1 * kept.std)
