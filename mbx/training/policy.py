@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import observations
+from mbx import config, observations
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.config import extensions
@@ -44,6 +44,7 @@ def load_policy(
     which: str = "best",
     seed: int = 0,
     imports: Sequence[str] = (),
+    planner_settings: Sequence[str] = (),
 ) -> Policy:
     """The policy of a run, compiled and warmed up.
 
@@ -53,10 +54,11 @@ def load_policy(
         which: "best" (by evaluation return); "latest" or a checkpoint's step need the environment.
         seed: of the planner's samples.
         imports: modules, or files ending in .py, that register what the run uses.
+        planner_settings: settings of the acting planner in place of the run's, as "reuse=0.6".
 
     Raises:
         ValueError: where the directory holds no run of this version, or its agent has no policy
-            without the planner.
+            without the planner; for a planner setting that is not possible.
         FileNotFoundError: where nothing was saved yet.
 
     Examples:
@@ -76,6 +78,9 @@ def load_policy(
         agent = build.build_agent(settings, spec)
         with Checkpointer(run_dir) as checkpointer:
             train, _ = checkpointer.restore_best(jax.eval_shape(agent.init, jax.random.key(0)))
+    if planner_settings:
+        settings = config.load(settings, [f"planner.{one}" for one in planner_settings])
+        agent = build.build_agent(settings, spec)
     return Policy(agent, train, spec, settings, planner=planner, batch=batch, seed=seed)
 
 

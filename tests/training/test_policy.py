@@ -118,6 +118,21 @@ def _train_state(workdir):
         return checkpointer.restore_best(jax.eval_shape(agent.init, jax.random.key(0)))[0]
 
 
+def test_a_planner_s_settings_are_changed_for_acting(workdir):
+    followed = mbx.load_policy(workdir, planner_settings=["horizon=3", "reuse=1e9"])
+    seen = np.random.default_rng(0).standard_normal((2, 4, 2))
+    seen[1, 0] = seen[0, 0]
+    episodes = []
+    for observations in seen:
+        followed.reset()
+        followed._carry = followed.begun  # the same draws
+        episodes.append([followed(one) for one in observations])
+    equal = [np.array_equal(*pair) for pair in zip(*episodes, strict=True)]
+    assert equal == [True, True, True, False]  # the fourth is planned, from another state
+    with pytest.raises(ValueError, match="planner.reus.* did you mean planner.reuse"):
+        mbx.load_policy(workdir, planner_settings=["reus=1"])
+
+
 def test_a_reset_of_some_of_a_batch(alone):
     alone.reset()
     alone(np.zeros((3, 2)))

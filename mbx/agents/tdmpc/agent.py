@@ -83,7 +83,7 @@ def init_actor(settings: Settings, model: WorldModel, num_envs: int) -> Any:
     """What acting carries between steps: the plan's mean `[E, T, A]`, an `ActorState` or a
     `KeptPlan`."""
     mean = jnp.zeros((num_envs, settings.planner.horizon, model.config.action_dim))
-    if settings.planner.reuse:
+    if settings.follows_plans:
         latent = jnp.zeros((num_envs, model.config.latent_dim))
         return KeptPlan(mean, mean, latent, latent, jnp.zeros(num_envs, jnp.int32))
     if not settings.acts_as_expert:
@@ -106,7 +106,7 @@ def act(
     """`Agent.act`: plan from the encoded observation; with `see`, `Agent.watched`."""
     z = model.encode(train.params, obs)
     how: dict[str, Any] = dict(evaluate=evaluate, step=train.step, see=see)
-    if settings.planner.reuse:
+    if settings.follows_plans:
         return planning.follow_or_plan(
             settings, model, train.params, z, actor, is_first, key, **how
         )

@@ -438,6 +438,10 @@ class Settings(RunSettings):
         "Transitions store the acting planner's expert.",
         lambda s: s.uses_expert and s.loss.expert_source == "acting",
     )
+    follows_plans = _when(
+        "The planner does not run where its last plan holds.",
+        lambda s: s.can_follow and s.planner.reuse > 0.0,
+    )
     reads_expert_alone = _when(
         "No loss reads the actions or values of plans, but one their expert.",
         lambda s: s.uses_expert and not s.weighs_plans and s.loss.value_target != "planner",
