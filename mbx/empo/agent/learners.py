@@ -20,9 +20,9 @@ from mbx.types import Array, Metrics, Params
 def init_state(problem: Problem, key: Array) -> TrainState:
     """A fresh train state; tables count their visits where networks keep an optimiser's state."""
     params, model = problem.model.init(key), problem.settings.model
-    optimizer = _optimizer(problem.settings.optimizer.grad_clip_norm, problem)
     opt_state = {name: jnp.zeros_like(params[name]) for name in model.held("table")}
-    opt_state |= {name: optimizer.init(params[name]) for name in model.held("network")}
+    for name in model.held("network"):
+        opt_state[name] = _optimizer(1.0, problem).init(params[name])
     copies = max(problem.target_intervals.values()) > 1 or problem.target_rate > 0.0
     target = jax.tree.map(jnp.copy, params) if copies else None
     return TrainState(params, target, opt_state, jnp.int32(0))
@@ -120,7 +120,7 @@ def losses(
         found["loss/v_h_e"] = jnp.sum(coverage * jnp.square(v - targets.v_h_e)) / covered
     if "q_r" in networks:
         found["loss/q_r"] = jnp.sum(q_errors(settings.q_loss, q, targets.q_r) * known) / pairs
-    if settings.advantage_coef:
+    if "q_r" in networks and settings.advantage_coef:
         error = jnp.square(log_advantage(q) - log_advantage(targets.q_r))
         error = jnp.sum(jnp.where(all_known, error, 0.0))
         found["loss/advantage"] = settings.advantage_coef * error / (states * q.shape[1])
