@@ -3,7 +3,7 @@
     mbx train --import=my_agents --config=tdmpc --config.planner.name=mine
     mbx evaluate runs/mine --import=path/to/my_agents.py
 
-A run records them (`imports` in its configuration), and whoever opens it gives them again or has
+A run records them (`imports` in its configuration). Commands that read it name them again or have
 imported them: nothing that a run directory names is imported by itself.
 """
 

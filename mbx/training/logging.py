@@ -621,5 +621,5 @@ def _not_of_storage(record: logging.LogRecord) -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line about the run, apart from its rows."""
+    """Print a line about the run that is none of its rows."""
     print(f"mbx: {text}", file=sys.stderr, flush=True)

@@ -131,7 +131,7 @@ class Policy:
             whole = [jnp.zeros(x.shape, x.dtype) for x in shapes]
             for i, x in zip(used, few, strict=True):
                 whole[i] = x
-            with run.matmul_precision(settings.matmul_precision):  # whoever calls, and exports
+            with run.matmul_precision(settings.matmul_precision):  # in every caller, and in exports
                 return step(whole, carry, obs, first)
 
         self.compiled = jax.jit(lean)

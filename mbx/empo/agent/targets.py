@@ -279,7 +279,7 @@ def checked(targets: Targets, lost: Array, human: Profiles, mask: Array) -> tupl
 
 
 def _keys(world: World, states: Any) -> Array:
-    """What tells successors apart: the state's number, or all its words."""
+    """What identifies a successor: the state's number, or all its words."""
     if world.num_states is not None:
         return jax.vmap(world.index)(states)
     return jax.vmap(layout(world.example_state)[1])(states)

@@ -138,8 +138,8 @@ def flatten_vmaps(function: Callable[..., Any]) -> Callable[..., Any]:
         arguments = jax.tree.map(wide, arguments, tuple(in_batched))
         inner = jax.tree.leaves(arguments)[0].shape[1]
         joined = jax.tree.map(lambda x: x.reshape(size * inner, *x.shape[2:]), arguments)
-        apart = lambda x: x.reshape(size, inner, *x.shape[1:])  # noqa: E731
-        result = jax.tree.map(apart, flat(*joined))
+        split = lambda x: x.reshape(size, inner, *x.shape[1:])  # noqa: E731
+        result = jax.tree.map(split, flat(*joined))
         return result, jax.tree.map(lambda x: True, result)
 
     def one(*arguments: Any) -> Any:

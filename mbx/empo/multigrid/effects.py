@@ -144,7 +144,7 @@ def forward(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
         jnp.where(here & free, cell + turn.delta, cell)
         for cell, here in zip(scene.movable, row, strict=True)
     )
-    if board.layout.rocks_kill:  # who is under a rock lies in the corner, in nobody's way
+    if board.layout.rocks_kill:  # who is under a rock is moved to the corner
         out = [victim & free for victim in hit]
         alive = (now & ~dead for now, dead in zip(scene.alive, out, strict=True))
         cells = (jnp.where(dead, 0, at) for at, dead in zip(scene.cell, out, strict=True))
@@ -254,7 +254,7 @@ def _toggle_doors(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
 
 
 def _toggle_boxes(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
-    """Open a box: it is gone, and what it held lies in its place."""
+    """Open a box: it is gone, and its contents take its place."""
     items = list(scene.items)
     for box in np.flatnonzero(board.layout.item_kind == BOX):
         opened = do & (scene.items[box] == turn.ahead)

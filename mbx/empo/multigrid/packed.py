@@ -125,7 +125,7 @@ def check_fields(fields: Fields, *, version: int = 2) -> None:
         if int(value.min()) < low or int(value.max()) > high:
             raise ValueError(
                 f"{name} holds {int(value.min())}..{int(value.max())}: it has {WIDTHS[name]} bits "
-                f"and must lie in {low}..{high}"
+                f"and must be in {low}..{high}"
             )
     if version == 2 and bool(jnp.any(fields.object_type == DOOR - 1)):
         raise ValueError(f"object_type={DOOR - 1} has no code in version 2: use version 1")

@@ -1,4 +1,4 @@
-"""How a world's states, and their successors, lie in a replay: as flat int32 words, exactly.
+"""A world's states, and their successors, in a replay: flat int32 words, exactly.
 
     codec = make_codec(world)            # state, goals, last human actions <-> one observation
     records = make_records(world)        # successors of a state for one draw of human actions

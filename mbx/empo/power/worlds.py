@@ -184,7 +184,7 @@ def check_world(world: TabularWorld) -> None:
         values = getattr(w, name)
         if values.size and (values.min() < 0 or values.max() >= bound):
             raise ValueError(
-                f"{name} holds {values.min()}..{values.max()}: must lie in 0..{bound - 1}"
+                f"{name} holds {values.min()}..{values.max()}: must be in 0..{bound - 1}"
             )
     expected = (len(w.humans), w.goal_weight.shape[-1], num_states)
     if w.achieved.shape != expected or w.terminal.shape != (num_states,):
