@@ -342,6 +342,8 @@ def benchmark(case: Case) -> dict[str, Any]:
     """Measure every operation of a case; returns what `--json` writes."""
     config = resolved(case)
     environment = envs.make(case.env, case.envs) if case.env else toy_environment(case)
+    if not isinstance(environment, envs.JaxEnvironment):
+        raise ValueError(f"--env={case.env} runs on the host, outside of a program: give --steps")
     settings = load(config)
     agent, partition = build.build_agent(settings, environment.spec), make_partition(settings)
     key, capacity = jax.random.key(0), max(700, 10_000 // case.envs)

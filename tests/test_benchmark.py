@@ -198,3 +198,8 @@ def test_latencies_are_of_single_calls_and_the_first_one_counts_apart():
         [found["first"], found["median"], found["p99"], found["worst"], found["calls"]],
         [500.0, 2.0, 2.98, 3.0, 4],
     )
+
+
+def test_a_task_of_the_host_is_trained_on_alone():
+    with pytest.raises(ValueError, match="--env=gym:Pendulum-v1 runs on the host, .* give --steps"):
+        speed.benchmark(TINY._replace(env="gym:Pendulum-v1"))
