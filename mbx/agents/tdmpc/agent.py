@@ -85,7 +85,7 @@ def init_actor(settings: Settings, model: WorldModel, num_envs: int) -> Any:
     mean = jnp.zeros((num_envs, settings.planner.horizon, model.config.action_dim))
     if settings.follows_plans:
         latent = jnp.zeros((num_envs, model.config.latent_dim))
-        return KeptPlan(mean, mean, latent, latent, jnp.zeros(num_envs, jnp.int32))
+        return KeptPlan(mean, mean, latent, jnp.zeros(num_envs, jnp.int32))
     if not settings.acts_as_expert:
         return mean
     expert = jnp.zeros((num_envs, 2, model.config.action_dim))

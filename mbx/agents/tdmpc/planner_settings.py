@@ -117,8 +117,8 @@ class Planner(Search):
     )
     reuse: float = setting(
         0.0,
-        "Follow the last plan while the latent is nearer to the one that it expected than this "
-        "share of the way since it was made; 0 = plan in every step.",
+        "Largest distance of the latent from the one that the last plan expected, at which that is "
+        "followed; 0 = plan in every step.",
         needs="can_follow",
     )
     action_noise: float = setting(

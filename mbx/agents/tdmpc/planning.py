@@ -189,12 +189,12 @@ def follow_or_plan(
 ) -> tuple[Array, KeptPlan]:
     """Actions `[E, A]` of the kept plans where they still hold, else of new ones.
 
-    A plan holds where the latent is nearer to the expected one than `planner.reuse` times the way
-    from where the plan was made. The planner runs unless all plans hold.
-    Source: AdaReP (arXiv 2606.23079), with this tolerance in place of a local sensitivity.
+    A plan holds where the latent is within `planner.reuse` of the expected one (Euclidean), for the
+    steps that it has. The planner runs unless all plans hold.
+    Source: AdaReP (arXiv 2606.23079), here with a constant tolerance.
     """
-    off, way = (jnp.linalg.norm(kept.expected - x, axis=-1) for x in (z, kept.begun))
-    holds = (off <= settings.planner.reuse * way) & (kept.left > 0) & ~is_first
+    off = jnp.linalg.norm(z - kept.expected, axis=-1)
+    holds = (off <= settings.planner.reuse) & (kept.left > 0) & ~is_first
     mean, std = (mppi.warm_start(x, is_first) for x in (kept.mean, kept.std))
 
     def follow() -> tuple[Array, Array, Array]:
@@ -211,9 +211,8 @@ def follow_or_plan(
     action, mean, std = plan() if seen else jax.lax.cond(jnp.all(holds), follow, plan)
     left = jnp.where(holds, kept.left, settings.planner.horizon) - 1
     start = jnp.where(holds[:, None], kept.expected, z)
-    begun = jnp.where(holds[:, None], kept.begun, z)
     expected = model.step(_first_head(model, params), start[None], mean[:, 0])[0]
-    return masked(model, action, z), KeptPlan(mean, std, begun, expected, left)
+    return masked(model, action, z), KeptPlan(mean, std, expected, left)
 
 
 def search(

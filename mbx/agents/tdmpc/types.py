@@ -191,6 +191,5 @@ class KeptPlan(Record):
 
     mean: Array  # the plan from the next step on, `[E, T, A]`
     std: Array
-    begun: Array  # latent in which it was made, `[E, L]`
     expected: Array  # latent that it leads to next, `[E, L]`
     left: Array  # steps that it has, int32 `[E]`
