@@ -117,7 +117,7 @@ class Planner(Search):
     )
     reuse: float = setting(
         0.0,
-        "Largest distance of the latent from the one that the last plan expected, at which that is "
+        "Distance of the latent from the one that the last plan predicts, up to which that plan is "
         "followed; 0 = plan in every step.",
         needs="can_follow",
     )

@@ -276,7 +276,9 @@ class Optimizer:
     weight_decay: float = setting(1e-4, "Weight decay of all parameters.", needs=_NETWORKS)
     grad_clip_norm: float = setting(10.0, "Largest gradient norm.", above=0, needs=_NETWORKS)
     scale_clip: bool = setting(
-        False, "grad_clip_norm times learning rate / 1e-4, as it falls.", needs=_NETWORKS
+        False,
+        "Clipping norm that falls with the rate: grad_clip_norm times rate / 1e-4.",
+        needs=_NETWORKS,
     )
 
 
