@@ -130,7 +130,9 @@ class Agent:
         logits = (heads or self.values)(torch.cat([z, action], -1), detach)
         if kind == "all":
             return logits
-        two = self.decode(logits[torch.randperm(self.num)[:2]])
+        if self.num > 2:  # of two, the order changes nothing, and inductor stops at a slice of all
+            logits = logits[torch.randperm(self.num)[:2]]
+        two = self.decode(logits)
         return two.min(0).values if kind == "min" else two.sum(0) / 2.0
 
     @torch.no_grad()
@@ -138,9 +140,9 @@ class Agent:
         """MPPI from one observation `[1, OBS]`; the action and the plan to start the next from."""
         z = self.encoder(obs)
         rolled, state = [], z.repeat(PROPOSALS, 1)
-        for _ in range(HORIZON):
+        for t in range(HORIZON):
+            state = self.step(state, rolled[-1]) if t else state
             rolled.append(self.act(state)[0])
-            state = self.step(state, rolled[-1])
         actions = torch.empty(HORIZON, SAMPLES, ACTION)
         actions[:, :PROPOSALS] = torch.stack(rolled)
         z, mean = z.repeat(SAMPLES, 1), torch.zeros(HORIZON, ACTION)
@@ -161,8 +163,8 @@ class Agent:
             score = (score / score.sum()).view(1, -1, 1)
             mean = (score * elites).sum(1)
             std = (score * (elites - mean.unsqueeze(1)).square()).sum(1).sqrt().clamp(0.05, 2.0)
-        chosen = torch.multinomial(score.flatten(), 1).item()
-        action = elites[0, chosen] + std[0] * torch.randn(ACTION)
+        chosen = elites[0, torch.multinomial(score.flatten(), 1)][0]
+        action = chosen + std[0] * torch.randn(ACTION)
         return action.clamp(-1, 1), mean
 
     def update(self, obs, action, reward):
@@ -204,7 +206,7 @@ class Agent:
         with torch.no_grad():
             for slow, fast in zip(self.targets.stacked, self.values.stacked, strict=True):
                 slow.lerp_(fast, 0.01)
-        return float(loss.detach())
+        return loss.detach()
 
 
 def median(function, repeats):
@@ -237,9 +239,8 @@ def train(size, compiled, task, batch, steps):
         obs = torch.cat(parts)
         action, before = agent.plan(obs[None], before)
         first, now = env.step(action.numpy()), env.step(action.numpy())
-        for kept, row in zip(
-            data, (obs, action, torch.tensor(first.reward + now.reward)), strict=True
-        ):
+        new = obs, action, torch.tensor(first.reward + now.reward)
+        for kept, row in zip(data, new, strict=True):
             kept[i] = row
         if now.last():
             before, now = torch.zeros_like(before), env.reset()
@@ -261,10 +262,9 @@ def main():
     asked = flags.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(asked.threads)
-    told = (
-        f"PyTorch {torch.__version__}, {'compiled' if asked.compile else 'eager'}, TD-MPC2 of size "
-    )
-    told += f"{asked.size}, batch {asked.batch}, {asked.threads} threads"
+    how = "compiled" if asked.compile else "eager"
+    told = f"PyTorch {torch.__version__}, {how}, TD-MPC2 of size {asked.size}, batch {asked.batch}"
+    told += f", {asked.threads} threads"
     if asked.task:
         rate = train(asked.size, asked.compile, asked.task, asked.batch, asked.steps)
         return print(f"{told}: {rate:.1f} environment steps a second on {asked.task}")
@@ -278,9 +278,7 @@ def main():
     rate = 2 * 2048**3 / median(lambda: square @ square, 9) / 1e6
     plan = median(lambda: agent.plan(obs, before), asked.repeats)
     update = median(lambda: agent.update(*batch), asked.repeats)
-    print(
-        f"{told}: plan {plan:.1f} ms, update {update:.1f} ms; products of 2048^3 {rate:.0f} GFLOP/s"
-    )
+    print(f"{told}: plan {plan:.1f} ms, update {update:.1f} ms, products {rate:.0f} GFLOP/s")
 
 
 if __name__ == "__main__":

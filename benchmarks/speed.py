@@ -78,18 +78,20 @@ PRESETS = ("tdmpc2", "default", "dreamer")
 FUSED = "fused step"
 
 
-def cases(name: str) -> tuple[Case, ...]:
-    """A list of suites.json, most wanted first: a suite ends where its time does."""
-    kept = ({**one, "only": tuple(one["only"])} if "only" in one else one for one in DATA[name])
-    return tuple(Case(**one) for one in kept)
+# Most wanted first: a suite ends where its time does.
+SUITES = {
+    name: tuple(Case(**one | {"only": tuple(one.get("only", ()))}) for one in listed)
+    for name, listed in suites.DATA["speed"].items()
+}
 
 
 def small(case: Case) -> Case:
     """The same kind of case, as small as a CPU needs to try it; on a task that has no extra."""
     task = case.env and ("dmc:walker-walk" if case.workers else "gymnax:Pendulum-v1")
     asked = dict(size="tiny", batch=8, env=task, repeats=3, dtype="float32", only=case.only[:1])
-    asked |= dict(envs=min(case.envs, 2), workers=min(case.workers, 2), unroll=min(case.unroll, 2))
-    return case._replace(**asked, steps=min(case.steps, 1_200), seeds=min(case.seeds, 2))
+    asked |= dict(envs=2 if case.env else 1, seeds=2 if case.seeds else 0)
+    asked |= dict(workers=min(case.workers, 2), unroll=min(case.unroll, 2))
+    return case._replace(**asked, steps=min(case.steps, 200))
 
 
 def rehearsal(name: str) -> tuple[Case, ...]:
@@ -97,22 +99,20 @@ def rehearsal(name: str) -> tuple[Case, ...]:
     return tuple(dict.fromkeys(small(case) for case in SUITES[name]))
 
 
-DATA = suites.DATA["speed"]
-SUITES = {name: cases(name) for name in DATA}
-
-
 # -------------------------------------------------------------------------------------------------
 # Times and FLOPs of compiled functions
 
 
 class Row(NamedTuple):
-    """One operation: milliseconds, GFLOP, floor in milliseconds, ratio, seconds to compile."""
+    """One operation: milliseconds, GFLOP, floor in milliseconds, ratio, megabytes of its arguments,
+    results and temporary memory, seconds to compile."""
 
     name: str
     median_ms: float
     gflop: float
     floor_ms: float
     ratio: float
+    memory_mb: float
     compile_s: float
 
 
@@ -214,7 +214,15 @@ def measure(
     seconds = median_time(call, repeats)
     floor = flops / rate
     ratio = seconds / floor if floor else float("nan")
-    return Row(name, 1e3 * seconds, flops / 1e9, 1e3 * floor, ratio, compile_s)
+    memory = memory_mb(compiled)
+    return Row(name, 1e3 * seconds, flops / 1e9, 1e3 * floor, ratio, memory, compile_s)
+
+
+def memory_mb(compiled: Any) -> float:
+    """Megabytes that a program occupies while it runs."""
+    size = compiled.memory_analysis()
+    used = size.argument_size_in_bytes + size.output_size_in_bytes + size.temp_size_in_bytes
+    return (used - size.alias_size_in_bytes) / 1e6
 
 
 # -------------------------------------------------------------------------------------------------
@@ -231,14 +239,14 @@ def make_config(case: Case) -> config_dict.ConfigDict:
         config.actor.gradient = "reinforce"
         config.model.unroll = case.unroll
     if case.preset == "tdmpc2":
-        config.model.update(size="5", critic="q", policy="squashed", num_values=0)
-        config.loss.update(value_target="td", policy_loss="svg", value_reduction="min")
-        config.loss.batch_size = 256
-        config.planner.update(iterations=6, num_samples=512, num_elites=64, num_proposals=24)
+        config = presets.load("tdmpc2")
     if case.size:
         config.model.size = case.size
     if case.batch:
         config.loss.batch_size = case.batch
+    if case.steps:  # a short run learns, too
+        config.train.seed_steps = min(1_000, case.steps // 2)
+        config.train.pretrain_updates = min(config.train.pretrain_updates, case.steps // 6)
     config.model.dtype = case.dtype
     config.env.update(num_envs=case.envs, workers=case.workers)
     return config
@@ -327,10 +335,10 @@ class Rows:
         rate = max(self.rate, gemm_rate(case.dtype))
         rows = [r._replace(floor_ms=1e6 * r.gflop * 1e6 / rate) for r in self.rows]
         rows = [r._replace(ratio=r.median_ms / r.floor_ms if r.floor_ms else 0.0) for r in rows]
-        told = dict(preset=case.preset, size=config["model"]["size"], envs=case.envs, env=spec.name)
-        told |= dict(batch=config["loss"]["batch_size"], obs=spec.obs_shape, dtype=case.dtype)
-        told |= dict(action=spec.action_dim, device=f"{self.partition.size} x {jax.devices()[0]}")
-        told |= dict(jax=jax.__version__, gemm_gflops=rate / 1e9, rows=[r._asdict() for r in rows])
+        told = dict(case=named(case), size=config["model"]["size"], obs=spec.obs_shape)
+        told |= dict(batch=config["loss"]["batch_size"], action=spec.action_dim)
+        told |= dict(device=f"{self.partition.size} x {jax.devices()[0]}", jax=jax.__version__)
+        told |= dict(gemm_gflops=round(rate / 1e9), rows=[r._asdict() for r in rows])
         for row in rows:
             if row.name == FUSED and case.env:
                 steps = 1e3 * case.envs * spec.action_repeat / row.median_ms
@@ -398,53 +406,50 @@ def train(case: Case) -> dict[str, Any]:
     A run is timed from the first interval that learns on, without evaluations; several seeds are
     one program without what it takes to compile, random steps and the last evaluation within.
     """
-    config = make_config(case).to_dict()
-    told = {name: value for name, value in case._asdict().items() if value}
+    config, told = make_config(case).to_dict(), dict(name="training", memory_mb=0.0)
     if case.seeds:
         run = mbx.train_fn(case.env, config, steps=case.steps, **{"eval.episodes": 1})
         program = jax.jit(jax.vmap(run)).lower(jnp.arange(case.seeds)).compile()
         seconds = median_time(lambda: program(jnp.arange(case.seeds)), 1)
-        return told | dict(steps_per_second=case.seeds * case.steps / seconds)
+        rate, told["memory_mb"] = case.seeds * case.steps / seconds, memory_mb(program)
+        return dict(case=named(case), rows=[told], steps_per_second=rate)
     quiet = {"eval.interval": 0, "eval.episodes": 0, "train.log_interval": case.steps // 20}
     with tempfile.TemporaryDirectory() as folder:
         *_, rows = mbx.train(case.env, config, steps=case.steps, workdir=f"{folder}/run", **quiet)
     rates = [row["steps_per_second"] for row in rows if row.get("updates")]
-    return told | dict(steps_per_second=statistics.median(rates[1:]))
+    if peak := (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use"):
+        told["memory_mb"] = peak / 1e6  # of this process up to now; a processor does not count it
+    return dict(case=named(case), rows=[told], steps_per_second=statistics.median(rates[1:]))
 
 
-def in_words(result: dict[str, Any]) -> str:
-    """A training run's result, or `table`."""
-    if "rows" in result:
-        return table(result)
-    minutes = 1e6 / result["steps_per_second"] / 60
-    told = ", ".join(f"{name} {value}" for name, value in result.items())
-    return f"{told}; {minutes:.1f} minutes per million steps"
+def named(case: Case) -> str:
+    """What of a case is not as usual."""
+    usual = Case._field_defaults | {"only": case.only, "repeats": case.repeats}
+    told = (f"{name} {x}" for name, x in case._asdict().items() if x != usual[name])
+    return ", ".join(told) or case.preset
 
 
-def table(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
-    lines = [
-        f"{result['preset']}, size {result['size']}, batch {result['batch']}, {result['envs']} x "
-        f"{result['env']}, obs {result['obs']}, action {result['action']}, {result['dtype']}, "
-        f"{result['device']}, jax {result['jax']}; matmul {result['gemm_gflops']:.0f} GFLOP/s",
-        "",
-        "| operation | median ms | GFLOP | floor ms | ratio | compile s |",
-        "|---|---|---|---|---|---|",
-    ]
-    for r in result["rows"]:
-        work = (
-            f"{r['gflop']:.2f} | {r['floor_ms']:.2f} | {r['ratio']:.2f}" if r["gflop"] else "| | "
-        )
-        lines.append(f"| {r['name']} | {r['median_ms']:.2f} | {work} | {r['compile_s']:.1f} |")
-    if "steps_per_second" in result:
-        lines.append(f"\n{result['steps_per_second']:.0f} environment steps a second")
+def table(results: list[dict[str, Any]], heads: bool = True) -> str:
+    """Results as Markdown, a row an operation or a training run."""
+    columns = dict(median_ms=2, gflop=2, floor_ms=2, ratio=2, memory_mb=0, compile_s=1)
+    names = ["case", "operation", *columns, "steps_per_second", "minutes_per_million"]
+    lines = [f"| {' | '.join(names).replace('_', ' ')} |", "|---" * len(names) + "|"] * heads
+    for result in results:
+        for row in result["rows"]:
+            cells = [f"{row[n]:.{d}f}" if row.get(n) else "" for n, d in columns.items()]
+            rate = row["name"] in (FUSED, "training") and result.get("steps_per_second")
+            cells += [f"{rate:.0f}", f"{1e6 / rate / 60:.1f}"] if rate else ["", ""]
+            lines.append(f"| {' | '.join([result['case'], row['name'], *cells])} |")
     return "\n".join(lines)
 
 
-def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
-    """The results of cases in turn, each printed at once; none starts after `seconds`.
+def run_suite(
+    cases: tuple[Case, ...], seconds: float, path: str | None = None
+) -> list[dict[str, Any]]:
+    """The results of cases in turn; none starts after `seconds`. Prints their table at the end.
 
-    A case that fails (its memory, a missing package) is reported, and the next one runs.
+    A case that fails (its memory, a missing package) is reported, and the next one runs. Each
+    result is printed and written to `path` at once: a call that is stopped keeps what it has.
     """
     started, results = time.perf_counter(), []
     for case in cases:
@@ -457,10 +462,18 @@ def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
         except (RuntimeError, ValueError, ImportError) as error:  # XLA's errors are RuntimeErrors
             print(f"\nFailed: {case}: {str(error)[:300]}", flush=True)
             continue
-        print(f"\n{in_words(result)}", flush=True)
         results.append(result)
+        print(f"\n{table([result], not results[1:])}", flush=True)
+        write(path, {"cases": results})
         jax.clear_caches()
+    print(f"\n{table(results)}", flush=True)
     return results
+
+
+def write(path: str | None, result: Any) -> None:
+    """The results as JSON."""
+    if path:
+        atomic_write(path, json.dumps(result, indent=2).encode())
 
 
 # -------------------------------------------------------------------------------------------------
@@ -494,14 +507,8 @@ def compare(before: str, rounds: int, case: Case) -> dict[str, Any]:
     def measured(where: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "result.json")
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.speed",
-                *own,
-                f"--only={name}",
-                f"--json={path}",
-            ]
+            asked = [*own, f"--only={name}", f"--json={path}"]
+            command = [sys.executable, "-m", "benchmarks.speed", *asked]
             around = dict(cwd=where, env=dict(os.environ, PYTHONPATH=where))
             done = subprocess.run(command, capture_output=True, text=True, check=False, **around)
             if done.returncode:
@@ -579,13 +586,14 @@ def run(given: Any) -> dict[str, Any]:
     allocator.dispatch_inline()  # as the commands whose operations these are
     jax.config.update("jax_num_cpu_devices", case.cores or devices.available_cores())
     if given.suite:
-        asked = tuple(dict.fromkeys(map(small, SUITES[given.suite]))) if given.rehearse else ()
-        return {
-            "suite": given.suite,
-            "cases": run_suite(asked or SUITES[given.suite], given.seconds),
-        }
+        if given.rehearse:  # times of tiny cases say nothing
+            jax.config.update("jax_disable_most_optimizations", True)
+        asked = (rehearsal if given.rehearse else SUITES.get)(given.suite)
+        return {"cases": run_suite(asked, given.seconds, given.json)}
     result = train(case) if case.steps else benchmark(case)
-    print(in_words(result))
+    names = ("size", "batch", "obs", "action", "device", "jax", "gemm_gflops")
+    told = [f"{name} {result[name]}" for name in names if name in result]
+    print(", ".join(told), table([result]), sep="\n\n")
     return result
 
 
@@ -595,8 +603,7 @@ def main(_: list[str]) -> None:
         result = run(flags.FLAGS)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         sys.exit(f"error: {error}")
-    if flags.FLAGS.json:
-        atomic_write(flags.FLAGS.json, json.dumps(result, indent=2).encode())
+    write(flags.FLAGS.json, result)
 
 
 if __name__ == "__main__":

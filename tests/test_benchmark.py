@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,7 @@ def test_every_operation_of_a_preset_can_be_traced(preset, monkeypatch):
         if donate:  # the result takes the first argument's place
             shapes = [jax.tree.map(jnp.shape, x) for x in (found, args[0])]
             assert jax.tree.leaves(shapes[0]) == jax.tree.leaves(shapes[1]), name
-        return speed.Row(name, 1.0, 0.0, 0.0, 0.0, 0.0)
+        return speed.Row(name, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     monkeypatch.setattr(speed, "measure", traced)
     monkeypatch.setattr(speed, "filled", lambda agent, state, spec, steps: state)
@@ -59,15 +61,17 @@ def test_only_the_operations_that_are_asked_for():
 
 
 @pytest.mark.slow
-def test_a_suite_goes_on_and_ends_in_time(capsys):
+def test_a_suite_goes_on_and_ends_in_time(tmp_path, capsys):
+    path = tmp_path / "found.json"
     cases = (
         TINY._replace(env="nowhere:ant"),
         TINY._replace(only=("sample",)),
         TINY._replace(only=("sample",)),
     )
-    results = speed.run_suite(cases[:2], seconds=1e9)
+    results = speed.run_suite(cases[:2], seconds=1e9, path=str(path))
     out = capsys.readouterr().out
     assert len(results) == 1 and "Failed" in out and "| sample |" in out
+    assert json.loads(path.read_text())["cases"][0]["rows"][0]["memory_mb"] > 0
     assert speed.run_suite(cases[2:], seconds=-1.0) == []
     assert "Not run" in capsys.readouterr().out
 
@@ -113,6 +117,15 @@ def test_the_toy_task_asks_for_no_termination():
     assert "termination" not in jax.eval_shape(agent.init, jax.random.key(0)).params
 
 
+def test_it_plans_and_learns_as_the_peer():
+    """Settings that cost time are TD-MPC2's: what `benchmarks/peer_tdmpc2.py` does, too."""
+    config = speed.make_config(Case(env="dmc:walker-walk"))
+    names = "iterations num_samples num_elites num_proposals rescore_proposals horizon".split()
+    assert [config.planner[name] for name in names] == [6, 512, 64, 24, True, 3]
+    assert (config.train.utd_ratio, config.loss.horizon, config.loss.batch_size) == (1.0, 3, 256)
+    assert (config.model.critic, config.loss.value_reduction) == ("q", "min")
+
+
 def test_every_case_of_the_suites_has_a_configuration():
     for case in (case for cases in speed.SUITES.values() for case in cases):
         for one in (case, speed.small(case)):
@@ -126,11 +139,11 @@ def test_every_case_of_the_suites_has_a_configuration():
 
 def test_a_rehearsal_tries_every_kind_of_case_once(monkeypatch, capsys):
     tried = []
-    monkeypatch.setattr(speed, "benchmark", lambda case: tried.append(case) or {"rows": []})
-    monkeypatch.setattr(speed, "train", lambda case: tried.append(case) or {})
-    monkeypatch.setattr(speed, "in_words", lambda result: "measured")
+    made = {"case": "tiny", "rows": [{"name": "measured"}]}
+    monkeypatch.setattr(speed, "benchmark", lambda case: tried.append(case) or made)
+    monkeypatch.setattr(speed, "train", lambda case: tried.append(case) or made)
     speed.run_suite(speed.rehearsal("gpu"), seconds=1e9)
-    assert len(tried) == len(set(tried)) == 9
+    assert len(tried) == len(set(tried)) == 7
     assert {(c.preset, c.size, c.env) for c in tried} == {
         ("tdmpc2", "tiny", "gymnax:Pendulum-v1"),
         ("tdmpc2", "tiny", "dmc:walker-walk"),
@@ -138,7 +151,8 @@ def test_a_rehearsal_tries_every_kind_of_case_once(monkeypatch, capsys):
         ("default", "tiny", "gymnax:Pendulum-v1"),
         ("dreamer", "tiny", None),
     }
-    assert capsys.readouterr().out.count("measured") == 9
+    *_, last = capsys.readouterr().out.split("| case |")
+    assert last.count("| tiny | measured |") == 7
 
 
 def test_a_training_run_is_timed_once_it_learns(monkeypatch):
@@ -154,14 +168,16 @@ def test_a_training_run_is_timed_once_it_learns(monkeypatch):
     monkeypatch.setattr(speed.mbx, "train", run)
     result = speed.train(TINY._replace(env="gymnax:Pendulum-v1", steps=2_000))
     assert asked == [("gymnax:Pendulum-v1", 2, 2_000)] and result["steps_per_second"] == 40
-    assert speed.in_words(result).endswith("steps_per_second 40; 416.7 minutes per million steps")
+    assert speed.table([result]).endswith("| 40 | 416.7 |") and "gymnax" in speed.table([result])
 
 
 @pytest.mark.slow
 def test_a_rehearsal_runs(capsys):
     results = speed.run_suite(speed.rehearsal("gpu"), seconds=1e9)
-    assert len(results) == 9 and "Failed" not in capsys.readouterr().out
-    assert all(result.get("rows") or result["steps_per_second"] > 0 for result in results)
+    assert len(results) == 7 and "Failed" not in capsys.readouterr().out
+    for result in results:
+        (row,) = result["rows"]
+        assert result["steps_per_second"] > 0 if row["name"] == "training" else row["memory_mb"] > 0
 
 
 def test_two_checkouts_are_timed_in_turn_and_compared_round_by_round():

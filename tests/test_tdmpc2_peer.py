@@ -43,9 +43,8 @@ def test_its_parameters_are_as_many_as_the_published_models(peer, monkeypatch):
     for (size, obs, action, task), total in zip(counts["rows"], counts["total"], strict=True):
         if str(size) not in peer.SIZES or task:
             continue
-        monkeypatch.setattr(peer, "OBS", int(obs))
         monkeypatch.setattr(peer, "ACTION", int(action))
-        agent = peer.Agent(str(size))
+        agent = peer.Agent(str(size), obs=int(obs))
         ours = sum(p.numel() for p in (*agent.parameters, *agent.policy.parameters()))
         assert ours == total
         seen.add(str(size))
@@ -90,6 +89,18 @@ def test_dropout_is_for_losses_alone(peer):
         z, action = agent.encoder(torch.randn(64, peer.OBS)), torch.zeros(64, peer.ACTION)
         assert torch.equal(*(agent.value(z, action, "all") for _ in range(2)))
     assert not torch.equal(*(agent.value(z, action, "all") for _ in range(2)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch itself
+def test_values_of_every_size_compile(peer):
+    """Needs the extra torch. Where all heads are drawn, inductor fails at `x[randperm(2)[:2]]`."""
+    import torch
+
+    agent = peer.Agent("1")
+    z, action = torch.rand(4, 128), torch.zeros(4, peer.ACTION)
+    with torch.no_grad():
+        compiled, eager = (f(z, action, "min") for f in (torch.compile(agent.value), agent.value))
+    torch.testing.assert_close(compiled, eager)
 
 
 def test_its_codes_are_those_of_the_reference(peer):
