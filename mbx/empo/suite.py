@@ -104,6 +104,8 @@ def _adapted(
         raise ValueError(
             f"humans.model={humans.model!r}: this world has no such humans, choose auto or uniform"
         )
+    if humans.habit != "uniform":
+        raise ValueError(f"humans.habit={humans.habit!r}: this world has no such habit")
     world, given, whose = found.world, None, "exact" if humans.model == "auto" else humans.model
     if own and found.solution is not None:
         given, whose = found.solution.pi_h, found.prior  # they do not reckon with parameters
@@ -114,7 +116,7 @@ def _adapted(
             world = world._replace(human_policy=lambda state: even)
             return NamedWorld(world, params, prior="uniform")
         given = np.full((*shape[:2], world.num_states, shape[2]), 1.0 / world.num_actions)
-    solution = solve(found.table, params, human_policy=given)
+    solution = solve(found.table, params, human_policy=given, goal_prob=world.goal_prob)
     prior = jnp.moveaxis(jnp.asarray(solution.pi_h, jnp.float32), 2, 0)
     world = world._replace(human_policy=lambda state: prior[world.index(state)])
     return NamedWorld(world, params, found.table, solution, prior=whose)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -423,6 +424,21 @@ def test_a_table_counts_the_targets_that_there_are():
     every = jnp.ones(3, bool)
     new, _ = learn(train, states, targets._replace(known=jnp.asarray(known)), every)
     np.testing.assert_array_equal(np.asarray(new.opt_state["q_r"])[np.asarray(states)], known)
+
+
+def test_an_ability_learned_from_drawn_goals_is_right_on_average():
+    """Goals are drawn by their probabilities, whatever their weights are."""
+    found = load("dag_2h2r")
+    world = found.world._replace(goal_prob=jnp.asarray([[0.1, 0.2, 0.3, 0.4]] * 2))
+    settings = settings_of(model=dict(x_h="network"), loss=dict(x_h_goals=2))
+    problem = problem_of(dataclasses.replace(found, world=world), settings)
+    v = jnp.asarray(np.random.default_rng(0).uniform(0.2, 1.0, (3, 2, 4)), jnp.float32)
+    each = jax.jit(jax.vmap(lambda key: learners.ability(problem, v, key)))
+    drawn = np.asarray(each(jax.random.split(jax.random.key(0), 4_000)))
+    plain = problem_of(found, settings_of(model=dict(x_h="network")))
+    error = 4 * drawn.std(axis=0) / 4_000**0.5
+    assert np.all(np.abs(drawn.mean(axis=0) - learners.ability(plain, v, None)) < error)
+    assert np.all(drawn.std(axis=0) > 0.05)
 
 
 def test_a_time_limit_is_no_end():

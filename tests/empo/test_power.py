@@ -520,3 +520,38 @@ def test_worlds_are_the_same_in_64_bits():
         assert one.dtype == other.dtype
     for one, other in zip(plain[1], wide[1], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_habits_and_numbers_by_goal(double):
+    """Shares nu_h of a habit per goal; inverse temperatures per goal; goals pursued as often."""
+    _, table, params = golden("dag_2h2r")
+    plain = solve(table, params)
+    rng = np.random.default_rng(0)
+    habit = rng.dirichlet(np.ones(2), plain.pi_h.shape[:3])
+    found = solve(table, params._replace(nu_h=(0.0, 0.25, 1.0, 1.0)), habit=habit)
+    on = ~np.asarray(table.terminal) & ~np.asarray(table.achieved, bool)
+    np.testing.assert_allclose(found.pi_h[:, 0], plain.pi_h[:, 0])
+    for goal in (2, 3):
+        where = on[:, goal]
+        np.testing.assert_allclose(found.pi_h[:, goal][where], habit[:, goal][where])
+    assert not np.allclose(found.pi_h[:, 1], plain.pi_h[:, 1], atol=1e-3)
+    even = solve(table, params._replace(beta_h=(0.0, params.beta_h, 0.0, params.beta_h)))
+    np.testing.assert_allclose(even.pi_h[:, 2][on[:, 2]], 0.5)
+    np.testing.assert_allclose(even.pi_h[:, 3], plain.pi_h[:, 3])
+    with pytest.raises(ValueError, match="power.nu_h=.*: give a share"):
+        solve(table, params._replace(nu_h=(0.0, 2.0, 0.0, 0.0)))
+    same = solve(table, params, goal_prob=3.0 * np.asarray(table.goal_weight))
+    np.testing.assert_allclose(same.Q_r, plain.Q_r)
+    first = np.zeros(table.goal_weight.shape)
+    first[:, 0] = 1.0  # all pursue goal 0: Q_r is that of their policies for it
+    sure = np.broadcast_to(np.asarray(plain.pi_h)[:, :1], plain.pi_h.shape)
+    sure = np.where(np.asarray(table.terminal)[None, None, :, None], 0.5, sure)
+    found = solve(table, params, human_policy=sure, goal_prob=first)
+    np.testing.assert_allclose(found.Q_r, solve(table, params, human_policy=sure).Q_r)
+    drawn = solve(table, params, goal_prob=first)
+    assert not np.allclose(drawn.Q_r, plain.Q_r, rtol=1e-3)
+    with pytest.raises(ValueError, match=r"give \[H, G\] = \(2, 4\), none negative"):
+        solve(table, params, goal_prob=first[:, :2])
+    world = power.tabular_world(table, plain, goal_prob=first)
+    keys = jax.random.split(jax.random.key(0), 9)
+    assert not np.any(jax.vmap(lambda key: power.draw_goals(world, key))(keys))

@@ -152,7 +152,7 @@ def test_exactly_the_settings_that_have_an_effect_are_read(sections):
     # Schedules are made of all their numbers at once, of which some then have nothing to act on.
     found = {name for name in read & idle if not name.startswith("curriculum.")}
     defaults = {"model.q_head", "model.x_h", "model.u_r", "model.v_r"}
-    defaults |= {"humans.max_states", "model.table_rows"}  # by the world, `idle`
+    defaults |= {"humans.max_states", "humans.habit", "model.table_rows"}  # by the world, `idle`
     defaults |= {"model.v_h_e", "model.q_r", "model.q_encoder"}  # by conditions
     assert found <= defaults  # looked at where they must be that
 

@@ -95,6 +95,11 @@ CHANGES = {
     "humans.model": ("map", dict(humans=UNLISTED), "uniform"),
     "humans.beta": ("map", dict(humans=UNLISTED), 2.0),
     "humans.max_states": ("map", dict(humans=dict(model="auto")), 5),
+    "humans.habit": (
+        "map",
+        dict(humans=dict(model="exact"), power=dict(source="config", nu_h=0.5)),
+        "paths",
+    ),
     "humans.epsilon": ("map", dict(humans=UNLISTED), 0.1),
     "humans.resample": ("map", dict(humans=UNLISTED), 0.1),
     "power.source": ("own", dict(humans=UNLISTED), "config"),
@@ -106,6 +111,7 @@ CHANGES = {
 IDLE = {
     "loss.room": ("listed", {}, 99.0, "at most . successors"),
     "humans.beta": ("map", dict(humans=dict(model="auto")), 2.0, "are 'exact', not 'paths'"),
+    "humans.habit": ("map", dict(humans=dict(model="exact")), "paths", "share power.nu_h is 0"),
     "humans.max_states": (
         "maps",
         dict(humans=dict(model="paths"), env=dict(held_out=0)),

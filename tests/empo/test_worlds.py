@@ -98,6 +98,44 @@ def test_a_choice_of_humans_reaches_prior_and_solution(tmp_path):
     np.testing.assert_allclose(even.world.human_policy(0), 0.25)
 
 
+def test_habits_and_goal_probabilities_of_a_map(tmp_path):
+    name = world_file(tmp_path, ROOM + "goal_prob: [3, 1]\nhumans: {model: exact, habit: paths}\n")
+    sure = chosen(name, power=dict(source="config", nu_h=1.0))
+    ways = chosen(name, humans=dict(model="paths"))
+    running = ~np.asarray(sure.table.terminal) & ~np.asarray(sure.table.achieved[0], bool)
+    for goal in (0, 1):
+        where = running[goal]
+        np.testing.assert_allclose(
+            sure.solution.pi_h[0, goal][where], ways.solution.pi_h[0, goal][where], atol=1e-6
+        )
+    np.testing.assert_allclose(sure.world.goal_weight, [[0.5, 0.5]])
+    np.testing.assert_allclose(power.goal_distribution(sure.world), [[0.75, 0.25]])
+    weights = np.asarray([[0.75, 0.25]])
+    want = solve(ways.table, ways.params, human_policy=ways.solution.pi_h, goal_prob=weights)
+    np.testing.assert_allclose(ways.solution.Q_r, want.Q_r, rtol=1e-5)
+    settings = settings_of(humans=dict(model="exact", habit="paths"))
+    with pytest.raises(ValueError, match="habit='paths' has no effect.*power.nu_h is 0"):
+        resolve(settings, envs.make(f"empo:{name}", 1).spec)
+    with pytest.raises(ValueError, match="humans.habit='paths': this world has no such habit"):
+        chosen("grid_rock_1h1r", humans=dict(model="exact", habit="paths"))
+
+
+def test_goals_are_drawn_and_weighed_by_their_areas():
+    room = "######\n#>..1#\n#..#.#\n######"
+    layout = mg.parse_map(room, goals={"random": 300, "seed": 1}, horizon=3, goal_weight="area")
+    x1, y1, x2, y2 = layout.goals[0].T
+    assert layout.goals.shape == (1, 300, 4) and {*x1.tolist(), *x2.tolist()} == {1, 2, 3, 4}
+    assert np.all((x1 <= x2) & (y1 <= y2)) and {*y1.tolist(), *y2.tolist()} == {1, 2}
+    assert not np.any((x1 == 3) & (x2 == 3) & (y1 == 2))  # all wall
+    area = (x2 - x1 + 1) * (y2 - y1 + 1)
+    np.testing.assert_allclose(layout.goal_weight[0], area / area.sum())
+    assert layout.goal_prob is None
+    with pytest.raises(ValueError, match="goals={'random': 0}: give rectangles, or"):
+        mg.parse_map(room, goals={"random": 0}, horizon=3)
+    with pytest.raises(ValueError, match="goal_prob=.*: all must be positive"):
+        mg.parse_map(room, goals=[[1, 1, 1, 1]], horizon=3, goal_prob=[0])
+
+
 def test_a_registered_world_keeps_its_humans_with_other_parameters():
     found = load("dag_2h2r")
     assert found.prior == "exact"

@@ -132,7 +132,13 @@ def _check_world(settings: Settings, spec: EnvSpec) -> None:
         (prior != "exact", "power.beta_h", f"{others}, and only exact ones are of eq. (2)"),
         (prior != "exact", "power.optimistic", f"{others}, and only exact ones are of eq. (2)"),
         (prior == "uniform", "power.nu_h", f"{others}, which are taken as they are"),
-        (found.prior not in ("", "paths"), "humans.beta", f"{others}, not 'paths'"),
+        (
+            found.prior not in ("", "paths") and settings.humans.habit != "paths",
+            "humans.beta",
+            f"{others}, not 'paths'",
+        ),
+        (prior != "exact", "humans.habit", f"{others}, and only exact ones have a habit"),
+        (not settings.power.nu_h, "humans.habit", "its share power.nu_h is 0"),
         (
             not spec.name.startswith("empo:multigrid/"),
             "humans.max_states",
@@ -193,8 +199,9 @@ def _make_update(problem: Problem) -> Update:
         sample_key, human_key = jax.random.split(key)
         batch = replay.sample(buffer, sample_key, batch_size=loss.batch_size, length=1)
         states, human, listed = _experience(problem, batch.rows["obs"], human_key)
-        # Left out where nothing is dropped: the keys of all else stay what they are.
-        drop_key = jax.random.fold_in(key, 2) if problem.model.dropping else None
+        # Left out where nothing is drawn: the keys of all else stay what they are.
+        draws = problem.model.dropping or (problem.model.x_h and loss.x_h_goals)
+        drop_key = jax.random.fold_in(key, 2) if draws else None
         given = train, states, human, listed, batch.mask[0], drop_key
         # Tables are written by the whole batch: a state that is met often moves once.
         axes = (None, 0, 0, 0, 0, None)

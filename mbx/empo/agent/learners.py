@@ -13,6 +13,7 @@ from mbx.empo import power
 from mbx.empo.agent.models import Q_FLOOR
 from mbx.empo.agent.targets import Targets
 from mbx.empo.agent.types import Problem, TrainState
+from mbx.empo.power.worlds import goal_distribution
 from mbx.fast import collectives
 from mbx.types import Array, Metrics, Params
 
@@ -42,7 +43,7 @@ def learn(
     if held("network"):
         train, metrics = learn_networks(problem, train, states, targets, mask, metrics, drop_key)
     if held("table"):
-        train, own = learn_tables(problem, train, states, targets, mask)
+        train, own = learn_tables(problem, train, states, targets, mask, drop_key)
         metrics |= own
     return train, metrics
 
@@ -64,7 +65,7 @@ def learn_networks(
         targets: of these states.
         mask: `[B]` bool, rows that exist.
         shares: metrics of the caller's, which come back summed with the losses.
-        drop_key: for a model with dropout.
+        drop_key: for a model with dropout, and for goals that are drawn.
     """
     codes = problem.model.encode(states)
     on = _active(problem, train.step)
@@ -126,7 +127,7 @@ def losses(
         found["loss/advantage"] = settings.advantage_coef * error / (states * q.shape[1])
     if "x_h" in networks:
         # Targets are of the whole network.
-        want = ability(problem, v if model is whole else whole.v_h_e(params, latents))
+        want = ability(problem, v if model is whole else whole.v_h_e(params, latents), drop_key)
         x = power.soft_clamp(model.x_h(params, latents), power.ABILITY_FLOOR, 1.0)
         found["loss/x_h"] = jnp.sum(jnp.square(x - want) * mask[:, None]) / (rows * x.shape[1])
     if "u_r" in networks:
@@ -138,10 +139,19 @@ def losses(
     return found
 
 
-def ability(problem: Problem, v: Array) -> Array:
-    """X_h `[B, H]` that follows from V_h^e `[B, H, G]`, eq. (7), without a gradient."""
-    clean = jnp.clip(jax.lax.stop_gradient(v), 0.0, 1.0)
-    return power.aggregate_ability(clean, problem.world.goal_weight[None], problem.params.zeta)
+def ability(problem: Problem, v: Array, key: Array | None) -> Array:
+    """X_h `[B, H]` that follows from V_h^e `[B, H, G]`, eq. (7), without a gradient.
+    With `loss.x_h_goals` an estimate: the mean over goals drawn by their probabilities p of
+    (w / p) V^zeta.
+    """
+    clean, weight = jnp.clip(jax.lax.stop_gradient(v), 0.0, 1.0), problem.world.goal_weight[None]
+    if number := problem.settings.loss.x_h_goals:
+        prob = goal_distribution(problem.world)
+        key, shape = jax.random.fold_in(key, 9), (number, *v.shape[:2])
+        drawn = jax.random.categorical(key, jnp.log(prob)[None, None], shape=shape)
+        counts = jnp.sum(jax.nn.one_hot(drawn, v.shape[-1]), axis=0)
+        weight = weight * counts / (number * jnp.maximum(prob, 1e-9)[None])
+    return power.aggregate_ability(clean, weight, problem.params.zeta)
 
 
 def q_errors(kind: str, q: Array, target: Array) -> Array:
@@ -169,6 +179,7 @@ def learn_tables(
     states: Any,
     targets: Targets,
     mask: Array,
+    key: Array | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Move entries by their adaptive rates; a state met often in a batch moves once."""
     model, codes, metrics = problem.model, problem.model.encode(states), {}
@@ -182,10 +193,11 @@ def learn_tables(
     wanted = {
         "v_h_e": (targets.v_h_e, targets.coverage),
         "q_r": (targets.q_r, targets.known.astype(jnp.float32)),
-        "x_h": (ability(problem, model.v_h_e(params, latents)), every),
         "u_r": (targets.y, every[:, 0]),
         "v_r": (targets.v_r, every[:, 0]),
     }
+    if "x_h" in train.opt_state:
+        wanted["x_h"] = (ability(problem, model.v_h_e(params, latents), key), every)
     on = _active(problem, train.step)
     # What is written depends, by nothing, on all that was read of the tables: so the compiler knows
     # that the reads come first and writes in place instead of copying whole tables.

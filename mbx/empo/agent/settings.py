@@ -114,7 +114,15 @@ class Humans:
         choices=("world", *MODELS),
     )
     beta: float = setting(
-        3.0, "Inverse temperature per action of model=paths.", needs={"model": ("auto", "paths")}
+        3.0,
+        "Inverse temperature per action of shortest paths.",
+        needs={"model": ("auto", "exact", "paths")},
+    )
+    habit: str = setting(
+        "uniform",
+        "Habit policy pi^0 of eq. (2), power.nu_h of the prior; paths = shortest paths.",
+        choices=("uniform", "paths"),
+        needs={"model": ("auto", "exact")},
     )
     max_states: int = setting(
         5_000, "Largest number of states that are listed.", at_least=1, needs=_OWN_HUMANS
@@ -238,6 +246,9 @@ class Loss:
         1, "Draws of human actions per state.", at_least=1, needs={"human_expectation": "fresh"}
     )
     room: float = setting(1.5, "Capacity for successors per joint action; 0 = all that can be.")
+    x_h_goals: int = setting(
+        0, "Goals drawn per state for X_h's target; 0 = all goals.", needs={"model.x_h": _HELD}
+    )
     unique: int = setting(0, "Capacity for distinct successors; 0 = every successor is evaluated.")
     target_interval: int = setting(
         0, "Updates between hard copies; 0 = 1 for tables, 20 for networks."

@@ -241,6 +241,7 @@ def _check(first_name: str, first: Layout, name: str, layout: Layout) -> None:
             "robots:": len(one.robots),
             "goals a human:": one.goals.shape[1],
             "goal_weight": np.round(one.goal_weight, 6).tolist(),
+            "goal_prob": np.round(one.goal_prob, 6).tolist() if one.goal_prob is not None else None,
             **{field: getattr(one, field) for field in _SHARED},
         }
 

@@ -67,6 +67,7 @@ class Layout(NamedTuple):
     magic_side: np.ndarray  # `[W]`, of `objects.SIDES`
     goals: np.ndarray  # `[H, G, 4]` rectangles x1, y1, x2, y2, both ends included
     goal_weight: np.ndarray  # `[H, G]`
+    goal_prob: np.ndarray | None  # `[H, G]`, how often goals are pursued; None: by their weights
     horizon: int  # steps of an episode, 0 for one without end
     stumble: float  # probability of a step off unsteady ground going astray
     magic_entry: float  # probability of being let through a magic wall, of a human through a bush
@@ -122,6 +123,7 @@ def parse_map(
     goals: Any,
     horizon: int,
     goal_weight: Any = None,
+    goal_prob: Any = None,
     stumble: float = 0.5,
     legend: Any = None,
     drop: bool = True,
@@ -135,8 +137,10 @@ def parse_map(
     unreachable: str = "refuse",
 ) -> Layout:
     """A layout from a text map.
-    goals: rectangles `[G, 4]`, the same for every human, or `[H, G, 4]`; goal_weight: `[H, G]` or
-    `[G]`, positive, default equal, divided by its sum per human; legend: see `objects`;
+    goals: rectangles `[G, 4]`, the same for every human, or `[H, G, 4]`; or {random: G, seed: 0},
+    rectangles with corners drawn evenly, different for every human; goal_weight: `[H, G]` or `[G]`,
+    positive, or "area", default equal, divided by its sum per human; goal_prob: likewise, default
+    as goal_weight; legend: see `objects`;
     unreachable: "refuse" goals that can never be reached, or "keep" them with a warning; the
     others: see `Layout`.
     Raises ValueError naming line and column, for unknown symbols and ragged lines, and for maps
@@ -166,7 +170,8 @@ def parse_map(
     for name, (value, choices) in words.items():
         if value not in choices:
             raise ValueError(f"{name}={value!r}: choose one of {choices}")
-    rectangles, weight = _goals(goals, goal_weight, int(is_human.sum()), cells.shape)
+    rectangles = _goals(goals, int(is_human.sum()), masks["wall"])
+    weight = _shares("goal_weight", goal_weight, rectangles)
     floor = np.full(cells.shape, NONE, np.int8)
     for x, y, spec in things["floor"]:
         floor[y, x] = COLORS.index(spec["color"])
@@ -178,6 +183,7 @@ def parse_map(
         **_things(things),
         goals=rectangles,
         goal_weight=weight,
+        goal_prob=None if goal_prob is None else _shares("goal_prob", goal_prob, rectangles),
         horizon=horizon,
         **chances,
         magic_users=magic_users,
@@ -410,9 +416,17 @@ def _check_reach(layout: Layout, keep: bool) -> None:
             warnings.warn(f"{what}, nor {len(lost) - 1} others: V_h^e is 0 there", stacklevel=3)
 
 
-def _goals(
-    goals: Any, goal_weight: Any, humans: int, shape: tuple[int, int]
-) -> tuple[np.ndarray, np.ndarray]:
+def _goals(goals: Any, humans: int, wall: np.ndarray) -> np.ndarray:
+    height, width = wall.shape
+    if isinstance(goals, dict):
+        if goals.keys() - {"random", "seed"} or int(goals.get("random", 0)) < 1:
+            raise ValueError(f"goals={goals}: give rectangles, or {{random: NUMBER, seed: 0}}")
+        rng, found = np.random.default_rng(goals.get("seed", 0)), []
+        while len(found) < humans * int(goals["random"]):  # corners, of boxes that are not all wall
+            (x1, x2), (y1, y2) = (np.sort(rng.integers(1, n - 1, 2)) for n in (width, height))
+            if not wall[y1 : y2 + 1, x1 : x2 + 1].all():
+                found.append((x1, y1, x2, y2))
+        goals = np.reshape(found, (humans, -1, 4))
     rectangles = np.asarray(goals, np.int32)
     if rectangles.ndim == 2:
         rectangles = np.broadcast_to(rectangles, (humans, *rectangles.shape))
@@ -420,17 +434,20 @@ def _goals(
         raise ValueError(
             f"goals have shape {np.shape(goals)}: give rectangles [G, 4] or [{humans}, G, 4]"
         )
-    height, width = shape
     for x1, y1, x2, y2 in rectangles.reshape(-1, 4):
         if not (0 <= x1 <= x2 < width and 0 <= y1 <= y2 < height):
             raise ValueError(
                 f"goal {(int(x1), int(y1), int(x2), int(y2))} is outside the {width}x{height} "
                 "map: give x1 <= x2 and y1 <= y2 inside it"
             )
-    weight = (
-        np.ones(rectangles.shape[:2]) if goal_weight is None else np.asarray(goal_weight, float)
-    )
-    weight = np.broadcast_to(weight, rectangles.shape[:2])
-    if (weight <= 0).any():
-        raise ValueError(f"goal_weight={np.asarray(goal_weight).tolist()}: all must be positive")
-    return np.array(rectangles), weight / weight.sum(axis=1, keepdims=True)
+    return np.array(rectangles)
+
+
+def _shares(name: str, given: Any, rectangles: np.ndarray) -> np.ndarray:
+    """Numbers of goals, equal by default, or their areas; divided by their sum per human."""
+    x1, y1, x2, y2 = np.moveaxis(rectangles, -1, 0)
+    given = (x2 - x1 + 1) * (y2 - y1 + 1) if given == "area" else 1 if given is None else given
+    shares = np.broadcast_to(np.asarray(given, float), rectangles.shape[:2])
+    if (shares <= 0).any():
+        raise ValueError(f"{name}={np.asarray(given).tolist()}: all must be positive")
+    return shares / shares.sum(axis=1, keepdims=True)

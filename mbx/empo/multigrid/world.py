@@ -57,14 +57,21 @@ def make_world(
         prior = "paths" if humans.model == "auto" else humans.model
         return NamedWorld(_open_world(layout, on_map, humans, params), params, prior=prior)
     table, every = listed
-    params, given = params or PowerParams(), None
-    if humans.model in ("paths", "uniform"):
-        policy = jax.jit(jax.vmap(make_prior(layout, on_map, humans, params.nu_h)))(every)
-        given = np.moveaxis(np.asarray(policy), 0, 2)
-    solution = solve(table, params, human_policy=given)
+    params = params or PowerParams()
+
+    def listed_prior(humans: HumanModel, nu_h: float) -> np.ndarray:
+        policy = jax.jit(jax.vmap(make_prior(layout, on_map, humans, nu_h)))(every)
+        return np.moveaxis(np.asarray(policy), 0, 2)
+
+    by_hand = humans.model in ("paths", "uniform")
+    given = listed_prior(humans, params.nu_h) if by_hand else None
+    ways = HumanModel("paths", beta=humans.beta)
+    habit = listed_prior(ways, 0.0) if humans.habit == "paths" and not by_hand else None
+    solution = solve(table, params, human_policy=given, habit=habit, goal_prob=layout.goal_prob)
     views = make_views(layout, lambda number: (layout, jax.tree.map(lambda x: x[number], every)))
     looks = np.asarray(jax.jit(jax.vmap(make_features(layout)))(every))
-    world = tabular_world(table, solution, features=looks, start=0, views=views)
+    more = {"features": looks, "start": 0, "views": views, "goal_prob": layout.goal_prob}
+    world = tabular_world(table, solution, **more)
     prior = "exact" if humans.model == "auto" else humans.model
     return NamedWorld(world, params, table, solution, prior=prior)
 
@@ -192,6 +199,7 @@ def grid_world(layout: Layout, read: Read, prior: Callable[[Any], Array], **more
         human_policy=prior,
         index=lambda state: jnp.int32(0),
         goal_weight=jnp.asarray(layout.goal_weight, jnp.float32),
+        goal_prob=layout.goal_prob,
         **more,
     )
 

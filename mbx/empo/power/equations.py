@@ -12,10 +12,11 @@ Source: arXiv 2508.00159; docs/sources.md#empo.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 Number: TypeAlias = Array | float
@@ -27,7 +28,9 @@ ABILITY_FLOOR = 1e-10
 class PowerParams(NamedTuple):
     """Parameters of the equations; numbers may be traced."""
 
-    beta_h: Number = 10.0  # inverse temperature of the prior (inf: uniform over the best actions)
+    # inverse temperature of the prior (inf: uniform over the best actions); `solve` takes a tuple,
+    # one number a goal, for this and nu_h
+    beta_h: Any = 10.0
     gamma_h: Number = 0.99  # humans' discount; 1: V_h^e is the probability of ever getting there
     beta_r: Number = 10.0  # exponent of the robot's policy
     gamma_r: Number = 0.99  # robots' discount, below 1
@@ -36,7 +39,7 @@ class PowerParams(NamedTuple):
     eta: Number = 1.1  # >= 1, inequality aversion over time
     terminal_v_r: Number = -1e-10  # V_r of terminal states, below 0
     reduce: str = "mean"  # or "sum", over humans in eq. (8)
-    nu_h: Number = 0.0  # share of the habit policy in eq. (2)
+    nu_h: Any = 0.0  # share of the habit policy in eq. (2)
     optimistic: bool = False  # in the prior robots help, not hinder: max, not min, in eq. (1)
 
 
@@ -49,7 +52,7 @@ def check_params(params: PowerParams, *, theory: bool = True) -> None:
     above = lambda x: x >= 1 if theory else x > 0  # noqa: E731
     gamma_h, gamma_r = params.gamma_h, params.gamma_r
     limits = {
-        "beta_h": (params.beta_h >= 0, "at least 0"),
+        "beta_h": (np.all(np.asarray(params.beta_h) >= 0), "at least 0"),
         "beta_r": (params.beta_r >= 0, "at least 0"),
         "gamma_h": (0 <= gamma_h <= 1 and (gamma_h or not theory), "a discount, at most 1"),
         "gamma_r": (
@@ -61,7 +64,7 @@ def check_params(params: PowerParams, *, theory: bool = True) -> None:
         "eta": (above(params.eta), least),
         "terminal_v_r": (params.terminal_v_r < 0, "a number below 0, -1e-10 say"),
         "reduce": (params.reduce in ("mean", "sum"), "mean or sum"),
-        "nu_h": (0 <= params.nu_h <= 1, "a share in [0, 1]"),
+        "nu_h": (np.all(np.abs(np.asarray(params.nu_h) - 0.5) <= 0.5), "a share in [0, 1]"),
     }
     for name, (right, words) in limits.items():
         if not right:

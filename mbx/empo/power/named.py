@@ -19,11 +19,14 @@ class HumanModel:
     # "uniform"; "auto", exact where the world is small enough, else the best that there is
     model: str = "auto"
     beta: float = 3.0  # inverse temperature of an action in "paths"
+    habit: str = "uniform"  # pi^0 of eq. (2), for "exact"; or "paths"
     max_states: int = 5_000  # most states that "auto" and "exact" list
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ValueError(f"humans.model={self.model!r}: choose one of {MODELS}")
+        if self.habit not in ("uniform", "paths"):
+            raise ValueError(f"humans.habit={self.habit!r}: choose uniform or paths")
         if not 0.0 <= self.beta < float("inf"):
             raise ValueError(f"humans.beta={self.beta}: give a number of at least 0")
         if self.max_states < 1:

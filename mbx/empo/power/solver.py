@@ -80,6 +80,8 @@ def solve(
     tol: float | None = None,
     max_iterations: int = 20_000,
     human_policy: Any = None,
+    habit: Any = None,
+    goal_prob: Any = None,
 ) -> Solution:
     """Solve equations (1)-(9) by sweeps over all states, in the precision that JAX is set to.
     Acyclic worlds take as many sweeps as they are deep, LARGE ones a single one, layer by layer;
@@ -94,6 +96,8 @@ def solve(
       tol: residual to stop at; None: 1e-12 in float64, 1e-6 in float32.
       max_iterations: sweeps of each phase.
       human_policy: [H, G, S, A], a prior to take instead of phase 1's; V_hm and Q_hm are then 0.
+      habit: [H, G, S, A], pi^0 of equation (2); None: uniform.
+      goal_prob: [H, G], how often humans pursue goals; None: the goal weights, normalised.
     Raises ValueError: an inconsistent world or parameter, or a policy that is none.
     """
     check_world(world)
@@ -102,10 +106,13 @@ def solve(
         raise ValueError(f"max_iterations={max_iterations}: give at least 1")
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     tol = tol if tol is not None else (1e-12 if dtype == jnp.float64 else 1e-6)
-    if human_policy is not None:
-        human_policy = jnp.asarray(_given_prior(human_policy, world), dtype)
-    numbers = params._replace(reduce=None, optimistic=None)  # type: ignore[arg-type]  # words
-    arrays, numbers = _arrange(world, dtype), jax.tree.map(lambda x: jnp.asarray(x, dtype), numbers)
+    human_policy, habit = (
+        None if given is None else jnp.asarray(_given_prior(given, world), dtype)
+        for given in (human_policy, habit)
+    )
+    numbers = PowerParams(*(x if isinstance(x, str) else jnp.asarray(x, dtype) for x in params))
+    numbers = numbers._replace(reduce=None, optimistic=None)  # type: ignore[arg-type]  # words
+    arrays = _arrange(world, dtype, goal_prob)
     sizes = (len(world.humans), len(world.robots), int(world.num_actions))
     words: dict[str, Any] = {"sizes": sizes, "reduce": params.reduce}
     words["optimistic"] = bool(params.optimistic)
@@ -114,9 +121,9 @@ def solve(
     gammas = [gamma for gamma in (float(params.gamma_h), float(params.gamma_r)) if gamma < 1.0]
     gamma = max(gammas, default=1.0)
     if layers is not None:
-        return _solve_backward(arrays, numbers, layers, human_policy, **words)
+        return _solve_backward(arrays, numbers, layers, human_policy, habit, **words)
     words["max_iterations"] = max_iterations
-    solution = _solve(arrays, numbers, jnp.asarray(tol, dtype), human_policy, **words)
+    solution = _solve(arrays, numbers, jnp.asarray(tol, dtype), human_policy, habit, **words)
     warn_of_error("solve", float(solution.residual), float(tol), gamma)
     return solution._replace(bound=solution.residual / (1.0 - gamma) if gamma < 1.0 else np.inf)
 
@@ -148,6 +155,7 @@ class _Arrays(NamedTuple):
     terminal: Array
     achieved: Array
     weight: Array
+    chance: Array  # of goals, `[H, G]`
 
 
 def _given_prior(human_policy: Any, world: TabularWorld) -> np.ndarray:
@@ -155,12 +163,16 @@ def _given_prior(human_policy: Any, world: TabularWorld) -> np.ndarray:
     policy, over = policy_array(human_policy, world), np.asarray(world.terminal).astype(bool)
     total = policy.sum(axis=-1)[:, :, ~over]
     if (policy < 0).any() or (np.abs(total - 1.0) > 1e-4).any():
-        raise ValueError("human_policy: give probabilities that sum to one over actions")
+        raise ValueError("human_policy, habit: give probabilities that sum to one over actions")
     return np.where(over[None, None, :, None], 0.0, policy)
 
 
-def _arrange(world: TabularWorld, dtype: np.dtype) -> _Arrays:
+def _arrange(world: TabularWorld, dtype: np.dtype, goal_prob: Any) -> _Arrays:
     """Transitions with their joint action split into a human and a robot profile."""
+    weight = np.asarray(world.goal_weight)
+    chance = jnp.asarray(weight if goal_prob is None else goal_prob, dtype)
+    if chance.shape != weight.shape or (chance < 0).any() or (chance.sum(axis=1) <= 0).any():
+        raise ValueError(f"goal_prob={goal_prob}: give [H, G] = {weight.shape}, none negative")
     humans, robots = np.asarray(world.humans), np.asarray(world.robots)
     num_actions, state = int(world.num_actions), np.asarray(world.succ_state).astype(np.int64)
     actions = profiles(len(humans) + len(robots), num_actions)[np.asarray(world.succ_joint)]
@@ -173,7 +185,8 @@ def _arrange(world: TabularWorld, dtype: np.dtype) -> _Arrays:
         prob=jnp.asarray(np.asarray(world.succ_prob)[order], dtype),
         terminal=jnp.asarray(world.terminal, bool),
         achieved=jnp.asarray(world.achieved, bool),
-        weight=jnp.asarray(world.goal_weight, dtype),
+        weight=jnp.asarray(weight, dtype),
+        chance=chance / jnp.sum(chance, axis=-1, keepdims=True),
     )
 
 
@@ -183,6 +196,7 @@ def _solve(
     p: PowerParams,
     tol: Array,
     given: Array | None,
+    habit: Array | None,
     *,
     sizes: Sizes,
     reduce: str,
@@ -194,7 +208,8 @@ def _solve(
     if given is None:
 
         def prior(v: Array) -> tuple[Array, Array, Array]:
-            return _prior_sweep(a, p, sizes, optimistic, attained(v, a.achieved, p.gamma_h))
+            worth = attained(v, a.achieved, p.gamma_h)
+            return _prior_sweep(a, p, sizes, optimistic, worth, habit)
 
         v_hm, residual_1, count_1 = repeat(lambda v: prior(v)[0], zeros)
         v_hm, q_hm, pi_h = prior(v_hm)
@@ -202,7 +217,7 @@ def _solve(
         v_hm, residual_1, count_1 = zeros, jnp.zeros_like(tol), jnp.int32(0)
         q_hm, pi_h = jnp.zeros_like(given), given
     others, own = _human_profiles(a, pi_h, sizes)
-    marginal = others[0] * jnp.einsum("g,gsp->sp", _normal(a.weight)[0], own[0])
+    marginal = others[0] * jnp.einsum("g,gsp->sp", a.chance[0], own[0])
 
     def value(v: Array, pi_r: Array) -> Array:
         """Eq. (6) for given robot policy, one sweep: [H, G, S]."""
@@ -285,6 +300,7 @@ def _solve_backward(
     p: PowerParams,
     layers: list[np.ndarray],
     given: Array | None,
+    habit: Array | None,
     *,
     sizes: Sizes,
     reduce: str,
@@ -314,10 +330,11 @@ def _solve_backward(
             terminal=np.zeros(size, bool),
             achieved=a.achieved[:, :, padded],
             weight=a.weight,
+            chance=a.chance,
         )
         known = s["V_hm"], s["V_h_e"], s["V_r"], a.achieved, a.terminal
-        prior = None if given is None else np.asarray(given)[:, :, padded]
-        found = _solve_layer(part, p, known, prior, sizes, reduce, optimistic)
+        priors = [None if x is None else np.asarray(x)[:, :, padded] for x in (given, habit)]
+        found = _solve_layer(part, p, known, *priors, sizes, reduce, optimistic)
         for name, value in found.items():
             axis = {"V_hm": 2, "V_h_e": 2, "Q_hm": 2, "pi_h": 2, "X_h": 1}.get(name, 0)
             every = (*value.shape[:axis], states, *value.shape[axis + 1 :])
@@ -334,12 +351,13 @@ def _solve_backward(
     )
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6))
+@partial(jax.jit, static_argnums=(5, 6, 7))
 def _solve_layer(
     a: _Arrays,
     p: PowerParams,
     known: tuple[Array, ...],
     given: Array | None,
+    habit: Array | None,
     sizes: Sizes,
     reduce: str,
     optimistic: bool,
@@ -349,12 +367,12 @@ def _solve_layer(
     over = jnp.broadcast_to(terminal, v.shape)
     if given is None:
         worth = attained(v_hm, achieved, p.gamma_h)
-        v_hm, q_hm, pi_h = _prior_sweep(a, p, sizes, optimistic, worth)
+        v_hm, q_hm, pi_h = _prior_sweep(a, p, sizes, optimistic, worth, habit)
         found = {"V_hm": v_hm, "Q_hm": q_hm, "pi_h": pi_h}
     else:
         found = {"Q_hm": jnp.zeros_like(given), "pi_h": given}
     others, own = _human_profiles(a, found["pi_h"], sizes)
-    marginal = others[0] * jnp.einsum("g,gsp->sp", _normal(a.weight)[0], own[0])
+    marginal = others[0] * jnp.einsum("g,gsp->sp", a.chance[0], own[0])
     q, pi_r = _robot(a, p, sizes, v_r, marginal)
     worth = attained(v, achieved, p.gamma_h, over)
     v = _value(a, sizes, worth, pi_r, others, own)
@@ -374,7 +392,7 @@ def _expect(a: _Arrays, values: Array, sizes: Sizes) -> Array:
 
 
 def _prior_sweep(
-    a: _Arrays, p: PowerParams, sizes: Sizes, optimistic: bool, worth: Array
+    a: _Arrays, p: PowerParams, sizes: Sizes, optimistic: bool, worth: Array, habit: Array | None
 ) -> tuple[Array, Array, Array]:
     """Eqs. (1)-(3): what successors are `worth`, `[H, G, S]` -> V_hm, Q_hm, pi_h."""
     humans, _, actions = sizes
@@ -387,7 +405,13 @@ def _prior_sweep(
     terminal = jnp.broadcast_to(a.terminal, a.achieved.shape)[..., None]
     open_ = ~a.achieved[..., None] & ~terminal
     q = jnp.where(open_, q, 0.0)
-    pi = p.nu_h / actions + (1.0 - p.nu_h) * _soft_best(q, p.beta_h)
+    # One number each, or one a goal: `[G]` or `[H, G]`.
+    nu_h, beta_h = (
+        x if jnp.ndim(x) == 0 else jnp.broadcast_to(x, q.shape[:2])[..., None, None]
+        for x in (p.nu_h, p.beta_h)
+    )
+    usual = nu_h / actions if habit is None else nu_h * habit
+    pi = usual + (1.0 - nu_h) * _soft_best(q, beta_h)
     still = jax.nn.one_hot(jnp.zeros(a.achieved.shape, jnp.int32), actions, dtype=worth.dtype)
     pi = jnp.where(open_, pi, jnp.where(terminal, 0.0, still))
     return jnp.sum(pi * q, axis=-1), q, pi
@@ -408,16 +432,12 @@ def _human_profiles(a: _Arrays, pi_h: Array, sizes: Sizes) -> tuple[Array, Array
     by its policy for g.
     """
     humans, _, actions = sizes
-    marginal = jnp.einsum("hg,hgsa->hsa", _normal(a.weight), pi_h)
+    marginal = jnp.einsum("hg,hgsa->hsa", a.chance, pi_h)
     index = jnp.asarray(profiles(humans, actions).T)  # [H, P]
     each = jax.vmap(lambda m, i: m[:, i])(marginal, index)  # [H, S, P]
     own = jax.vmap(lambda m, i: m[:, :, i])(pi_h, index)  # [H, G, S, P]
     mine = jnp.eye(humans, dtype=bool)[:, :, None, None]
     return jnp.prod(jnp.where(mine, 1.0, each[None]), axis=1), own
-
-
-def _normal(weight: Array) -> Array:
-    return weight / jnp.sum(weight, axis=-1, keepdims=True)
 
 
 def iterate(

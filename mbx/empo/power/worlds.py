@@ -79,11 +79,13 @@ class World(NamedTuple):
     channels: tuple[int, int, int] | None = None  # (C, Y, X) of a picture that begins `features`
     scatter: Callable[[Array], Any] | None = None  # key -> a state with all that moves anywhere
     epsilon: float = 0.0  # share of uniform actions of humans, which the prior does not know of
+    goal_prob: Any = None  # `[H, G]`, how often goals are pursued; None: the weights, normalised
 
 
 def goal_distribution(world: World) -> Array:
-    """`[H, G]` probabilities proportional to the goal weights."""
-    return world.goal_weight / jnp.sum(world.goal_weight, axis=-1, keepdims=True)
+    """`[H, G]` probabilities proportional to `goal_prob`, or else to the goal weights."""
+    prob = world.goal_weight if world.goal_prob is None else jnp.asarray(world.goal_prob)
+    return prob / jnp.sum(prob, axis=-1, keepdims=True)
 
 
 def draw_goals(world: World, key: Array) -> Array:
@@ -214,12 +216,13 @@ def tabular_world(
     start: Any = None,
     features: Any = None,
     views: Views | None = None,
+    goal_prob: Any = None,
 ) -> World:
     """A `World` whose state is the state's number, int32.
     human_policy: a `Solution` (its pi_h) or an array `[H, G, S, A]`; None for uniform. start: `[n]`
     states an episode begins in, each equally likely; None for those that no transition enters from
     another state, or state 0 where there is none. features: `[S, D]`; None for one-hot. views: of
-    state numbers.
+    state numbers. goal_prob: as in `World`.
     Raises ValueError for an inconsistent world or a policy of the wrong shape.
     """
     check_world(world)
@@ -263,6 +266,7 @@ def tabular_world(
         goal_weight=jnp.asarray(world.goal_weight, jnp.float32),
         views=views,
         states=jnp.arange(num_states, dtype=jnp.int32),
+        goal_prob=goal_prob,
     )
 
 
