@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TextIO
 
 import jax
+import numpy as np
 
 from mbx.commands.arguments import add_run, at_least, make_parser, run_directory
 from mbx.empo import agent as empo
 from mbx.empo import named_world
-from mbx.empo.agent.game import Game, session
+from mbx.empo.agent.game import Game
 from mbx.empo.agent.robots import make_robot
 from mbx.power import PowerParams
 from mbx.training import build, run
@@ -54,6 +56,63 @@ def make(workdir: str | None, options: argparse.Namespace) -> tuple[Any, Callabl
     key = jax.random.key(options.seed)
     game = Game(found.world, robot, key, human=options.human - 1, goal=goal)
     return game, values if name == "learned" else None
+
+
+KEYS = {
+    "w": "forward",
+    "a": "left",
+    "d": "right",
+    "s": "still",
+    " ": "still",
+    "e": "toggle",
+    "p": "pick up",
+    "o": "drop",
+}
+
+
+def session(
+    game: Game,
+    keys: Iterable[str],
+    out: TextIO,
+    *,
+    values: Callable[[Any], np.ndarray] | None = None,
+) -> None:
+    """Play by keys until they end, the world ends or `q`; the map is written before every key.
+    values: state -> V_h^e `[H, G]`, the robots' estimate, shown for the player.
+    """
+    say = functools.partial(print, file=out, flush=True)
+
+    def show(line: str) -> None:
+        column, row = game.position
+        say(
+            f"\n{game.text()}\nstep {game.steps}: you are at column {column + 1}, line {row + 1}, "
+            f"after goal {game.goal + 1} (=); {game.arrivals} reached"
+        )
+        if values is not None:
+            each = enumerate(values(game.state)[game.human], 1)
+            numbers = ", ".join(f"{number}: {v:.2f}" for number, v in each)
+            say(f"the robots reckon that you reach goal {numbers}")
+        say(line)
+
+    known = {key: action for key, action in KEYS.items() if action in game.actions}
+    explained = ", ".join(f"{k if k != ' ' else 'space'} {a}" for k, a in known.items())
+    explained += ", q quit"
+    show(explained)
+    for key in keys:
+        if key == "q" or game.over:
+            break
+        if key in known:
+            turn = game.step(known[key])
+            others = [f"human {n}: {action}" for n, action in enumerate(turn.humans, 1)]
+            del others[game.human]
+            others += [f"robot {n}: {action}" for n, action in enumerate(turn.robots, 1)]
+            show(", ".join(others) + ("; YOU ARE THERE" if turn.reached else ""))
+        elif not key.isspace():
+            say(f"{key!r} is no key here: {explained}")
+        if game.over:
+            break
+    ending = "the world has ended" if game.over else "you left"
+    say(f"{ending} after {game.steps} steps, {game.arrivals} goals reached")
 
 
 def main(arguments: list[str]) -> None:

@@ -1,11 +1,4 @@
-"""EMPO: robots that softly maximise the power of the humans around them, whole in one folder.
-
-power        equations, exact solver, what a world is (public as `mbx.power`)
-agent        the learner: agent `empo`
-multigrid    grid worlds whose successors can be listed
-suite        worlds as environments: suite `empo:`
-worlds       two worlds of the reference as data
-"""
+"""EMPO: robots that softly maximise the power of the humans around them, whole in one folder."""
 
 import importlib
 from typing import Any

@@ -2,11 +2,8 @@
 
 The robots are the agent; the humans live inside the environment and act by their prior towards
 goals, drawn again when achieved, and now and then. The observation is the whole state, the goals
-and the humans' last actions (`mbx.power.Codec`); the action is a one-hot joint robot action
-(little-endian). The reward, the share of humans that reached their goal in the step, is for
-reporting only. `empo:NAME@stored` puts the state's successors into the observation, and so into
-the replay (`mbx.power.codec`).
-"""
+and the humans' last actions (`mbx.power.Codec`), with @stored also successors; the action is a
+one-hot joint robot action. The reward, the share of humans that arrive, is for reporting only."""
 
 from __future__ import annotations
 
@@ -64,14 +61,9 @@ def named_world(
     maps: tuple[int, int, int] = (64, 16, 0),
 ) -> NamedWorld:
     """A world by its name, with its humans and, where it is small enough, its exact solution.
-
-    Args:
-        name: of a packaged or registered world; or `multigrid/MAP`, see
-            `mbx.empo.multigrid.load_world`; or `maps/SOURCE`, see `mbx.empo.multigrid.family`.
-        params: of the equations; None: the world's own.
-        humans: who lives there; None: as the world says.
-        default: parameters for a world that has none of its own.
-        maps: of `maps/SOURCE`: how many to train on, how many held out, and the seed of the choice.
+    name: of a packaged or registered world, multigrid/MAP or maps/SOURCE. params, humans: None: the
+    world's own. default: parameters for a world that has none. maps: of `maps/SOURCE`: how many to
+    train on, how many held out, and the seed of the choice.
     Raises ValueError for an unknown name, and for humans that the world cannot have.
     """
     suite, _, task = name.partition("/")
@@ -150,9 +142,8 @@ def raw_environment(
     varied_starts: float = 0.0,
 ) -> RawEnvironment:
     """One world with its humans inside, un-batched; its time limit is 50 steps.
-    stored: observations end with the successors of the state for drawn human actions.
-    resample: probability with which a human takes another goal before it has reached one.
-    varied_starts: share of episodes that begin anywhere, see `make_varied_start`.
+    stored: observations end with successors for drawn human actions. resample: probability of
+    another goal before one is reached. varied_starts: share of episodes that begin anywhere.
     """
     codec, records = make_codec(world), make_records(world)
     size = codec.size + (records.size if stored else 0)
@@ -212,17 +203,11 @@ def make(
     on_held_out: bool = False,
 ) -> JaxEnvironment:
     """The world `task`, batched.
-
-    Args:
-        task: a name for `named_world`, perhaps with `@stored`.
-        episode_length: of agent steps; None: 50, or until the world ends.
-        seed: unused, there is no randomness outside keys.
-        power: parameters of the equations, and `source`: "config" for these, "world" for the
-            world's own where it has some.
-        humans: fields of `HumanModel` (model "world": as the world says), `epsilon` and `resample`.
-        varied_starts: see `raw_environment`.
-        maps: see `named_world`.
-        on_held_out: episodes begin on the maps held out of training, where there are such.
+    task: a name for `named_world`, perhaps with `@stored`. episode_length: None: 50 agent steps, or
+    until the world ends. seed: unused. power: parameters of the equations, and `source`. humans:
+    fields of `HumanModel` (model "world": as the world says), `epsilon` and `resample`.
+    varied_starts: see `raw_environment`. maps: see `named_world`. on_held_out: episodes begin on
+    the maps held out of training, where there are such.
     Raises ValueError for an unknown world, an action repeat, impossible parameters or humans.
     """
     if action_repeat not in (None, 1):

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mbx.commands.play import session
 from mbx.empo import multigrid as mg
 from mbx.empo.agent import game as games
-from mbx.empo.agent.game import Game, Turn, session
+from mbx.empo.agent.game import Game, Turn
 from mbx.empo.agent.robots import frozen_policy
 from mbx.power import HumanModel
 

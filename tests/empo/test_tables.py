@@ -35,7 +35,7 @@ def learned(found, updates, most=36, **model):
     def run(train):
         def update(_, train):
             wanted, _ = targets.make_targets(problem, train, states, human, every)
-            train, _ = learners.learn(problem, train, states, wanted, every)
+            train, _ = learners.learn(problem, train, states, wanted, every, shares={})
             return train.replace(step=train.step + 1)
 
         return jax.lax.fori_loop(0, updates, update, train)

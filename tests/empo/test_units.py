@@ -298,41 +298,23 @@ def test_what_is_drawn_of_states_is_what_was_learned_of_them():
     np.testing.assert_allclose(policy, want / want.sum(axis=-1, keepdims=True), rtol=1e-3)
 
 
-def test_a_map_of_robots_has_the_shares_of_each_ones_actions():
-    world = seen_world()
-    world.num_robots, world.num_actions = 2, 3
-    world.views.robots = world.views.positions
-    states = [[0, 4, 4]]
-    joint = np.random.default_rng(0).dirichlet(np.ones(9), size=3)
-    mean, count = diagnostics.robot_map(world, episodes_of(states, [[0, 0, 0]]), joint)
-    assert mean.shape == (2, 3, 2, 3) and count.sum() == 6
-    each = joint.reshape(3, 3, 3)  # state, second robot, first
-    np.testing.assert_allclose(mean[0, :, 0, 0], each[0].sum(axis=0))
-    np.testing.assert_allclose(mean[0, :, 1, 1], each[1:].sum(axis=1).mean(axis=0))
-    np.testing.assert_allclose(mean[1, :, 1, 2], each[0].sum(axis=1))
-    np.testing.assert_allclose(mean[1, :, 0, 1], each[1:].sum(axis=2).mean(axis=0))
-
-
 def test_files_are_an_episode_and_maps_with_the_walls_of_theirs(monkeypatch):
     drawn = []
     monkeypatch.setattr(diagnostics, "draw_map", lambda *given, **more: drawn.append((given, more)))
     world = seen_world()
     world.num_humans, world.num_goals, world.num_robots, world.num_actions = 2, 1, 2, 2
-    world.views.robots, world.views.actions = world.views.positions, ()
     world.views.render = lambda state, goals: jnp.zeros((8, 8, 3), jnp.uint8)
     played = episodes_of([[0, 4]], [[0, 0]])
-    looked = np.random.default_rng(0).uniform(size=(2, 2, 2)), np.full((2, 4), 0.25)
+    looked = np.random.default_rng(0).uniform(size=(2, 2, 2))
     files = diagnostics.pictures(world, played, looked)
-    assert list(files) == ["episode.gif", "value_map.png", "robot_map.png"]
+    assert list(files) == ["episode.gif", "value_map.png"]
     assert files["episode.gif"][:4] == b"GIF8"
-    values, robots = drawn
-    np.testing.assert_array_equal(values[0][0], diagnostics.value_map(world, played, looked[0])[0])
+    (values,) = drawn
+    np.testing.assert_array_equal(values[0][0], diagnostics.value_map(world, played, looked)[0])
     assert values[1]["titles"][1] == ["human 2, goal 1", "$X_2$"]
-    np.testing.assert_allclose(robots[0][0][0, :, 0, 0], 0.5)
-    assert robots[1]["titles"][1] == ["robot 2: action 0", "robot 2: action 1"]
-    assert values[1]["blocked"] is robots[1]["blocked"] is world.views.blocked
-    world.views.walls, world.views.robots = lambda state: jnp.full((2, 3), state == 0), None
-    assert list(diagnostics.pictures(world, played, looked)) == ["episode.gif", "value_map.png"]
+    assert values[1]["blocked"] is world.views.blocked
+    world.views.walls = lambda state: jnp.full((2, 3), state == 0)
+    diagnostics.pictures(world, played, looked)
     assert drawn[-1][1]["blocked"].all()
 
 

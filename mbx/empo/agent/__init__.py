@@ -1,18 +1,6 @@
 """EMPO phase 2: a robot policy that softly maximises the power of the humans around it.
 
-    settings      every setting, its default, its range
-    agent         acts and learns: `make_agent(settings, spec)`
-    models        networks or tables for V_h^e, X_h, Q_r
-    targets       successors of a batch of states, and what is learned from them
-    learners      one step of the networks, or of the tables
-    acting        the robot's policy by a train state
-    robots        the learned robot, and those to compare it with
-    evaluation    errors against the exact solution, what humans reach
-    diagnostics   numbers, episodes and maps next to the log
-    game          a world in which somebody plays one of the humans
-
-The theory is in `mbx.empo.power`; sources are in docs/sources.md#empo.
-"""
+`make_agent(settings, spec)`; the theory is in `mbx.empo.power`, sources in docs/sources.md#empo."""
 
 from __future__ import annotations
 

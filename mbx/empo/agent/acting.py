@@ -21,9 +21,8 @@ def q_of(problem: Problem, train: TrainState, states: Any) -> Array:
 
 
 def q_ahead(problem: Problem, train: TrainState, states: Any) -> Array:
-    """Q_r `[N, R]` of states by eq. (4), from the values that the networks give the successors.
-    The expectation is over all joint human actions, by their prior, and all that may follow each
-    joint action. A state some of whose successors are missing or not finite has the network's own.
+    """Q_r `[N, R]` of states by eq. (4), from the values that the networks give all successors.
+    A state some of whose successors are missing or not finite has the network's own.
     """
     human = empo_targets.exact_profiles(problem.world, states)
     every = jnp.ones(human.weight.shape[:1], bool)

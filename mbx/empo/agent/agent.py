@@ -1,14 +1,9 @@
 """EMPO phase 2 as an agent: a robot policy that softly maximises human power.
 
-    act      the power-law policy of Q_r, with a share of uniformly random actions while learning
-    update   sample states, enumerate the successors of every joint robot action, learn V_h^e
-             (eq. 6), X_h (eq. 7) and Q_r (eq. 4) from frozen copies, by stages of warm-up
-
 The replay holds states; successors are recomputed inside the update, so the human prior and the
 robot's policy in the targets are always today's. Source: arXiv 2508.00159 for the equations,
 docs/sources.md#empo for the aggregation. Axes: E environments, B states, H humans, G goals, R joint
-robot actions.
-"""
+robot actions."""
 
 from __future__ import annotations
 
@@ -45,9 +40,7 @@ MAX_LOST = 0.01  # share of robot actions that may lack successors in a run
 
 def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
     """The agent as pure functions.
-    Raises ValueError for an environment without a world (`empo:` ones have one), for an ability's
-    network where goal weights do not sum to one (without it they are warned of), and for settings
-    that do not go with the world; see `resolve`.
+    Raises ValueError for a network of X_h where goal weights do not sum to one, and as `resolve`.
     """
     problem = resolve(settings, spec)
     totals = jnp.sum(problem.world.goal_weight, axis=-1)
@@ -74,8 +67,7 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
 
 def resolve(settings: Settings, spec: EnvSpec) -> Problem:
     """Settings and world as what is learned and how.
-    Raises ValueError for an environment without a world, and for settings that the world leaves
-    without effect or cannot serve.
+    Raises ValueError for an environment without a world, and for settings that do not go with it.
     """
     if spec.world is None:
         raise ValueError(
@@ -221,7 +213,7 @@ def _make_update(problem: Problem) -> Update:
             problem, train, states, human, mask, capacity=room, unique=loss.unique, listed=listed
         )
         shares |= _progress(problem, problem.at(train.step), targets, mask)
-        return learn(problem, train, states, targets, mask, shares, drop_key)
+        return learn(problem, train, states, targets, mask, shares=shares, drop_key=drop_key)
 
     return update
 
@@ -276,11 +268,7 @@ def _stage(problem: Problem, step: Array) -> Metrics:
 def _progress(
     problem: Problem, p: PowerParams, targets: empo_targets.Targets, mask: Array
 ) -> Metrics:
-    """Means of a batch's targets; of a part of a batch its shares.
-    `v_h_e` over pairs of human and goal that have a target, `q_r` over joint robot actions that
-    have one, `x_h_1`, ... each human's ability, `w_h_1`, ... its log2 in bits, `u_r` and `v_r` of
-    equations (8) and (9), `entropy` of pi_r in nats.
-    """
+    """Means of a batch's targets; of a part of a batch its shares (see `glossary`)."""
 
     def mean(x: Array, weight: Array) -> Array:
         weight = weight.astype(jnp.float32) * mask.reshape((-1,) + (1,) * (x.ndim - 1))

@@ -1,14 +1,6 @@
 """What EMPO writes next to the log: goal reaching, an episode as a GIF, maps of what was learned.
 
-reached_learned, reached_random, reached_frozen   share of (episode, human) pairs that reach the
-    pursued goal with the learned, a random or motionless robot; reached_new_... on held-out maps
-episode.gif     episodes with the learned robots; outlines are the humans' goals
-value_map.png   V_h^e of every human and goal, and X_h, by where the human stands: means over the
-    states of episodes with the learned robots
-robot_map.png   shares of a robot's actions, by where it stands
-
-In a run on many maps pictures are of one of them: the first held-out one, or else a trained one.
-"""
+In a run on many maps pictures are of one of them: the first held-out one, or else a trained one."""
 
 from __future__ import annotations
 
@@ -25,7 +17,6 @@ import numpy as np
 from mbx.agents.base import Diagnostics
 from mbx.agents.pictures import to_gif
 from mbx.empo.agent import evaluation
-from mbx.empo.agent.acting import acting_policy
 from mbx.empo.agent.types import Problem, TrainState
 from mbx.empo.power import aggregate_ability
 from mbx.empo.power.worlds import World
@@ -85,10 +76,8 @@ def make_diagnostics(
     return diagnose
 
 
-def looks(problem: Problem, train: TrainState, played: evaluation.Episodes) -> tuple[Array, Array]:
-    """What has been learned of the states of episodes, N = E * (length + 1).
-    Returns `[N, H, G + 1]`, V_h^e followed by X_h, and pi_r `[N, R]` as the robots act.
-    """
+def looks(problem: Problem, train: TrainState, played: evaluation.Episodes) -> Array:
+    """V_h^e followed by X_h, `[N, H, G + 1]`, of the states of episodes, N = E * (length + 1)."""
     model, world, states = problem.model, problem.world, _joined(played.states)
     latents = model.trunk(train.params, model.encode(states))
     v_h_e = jnp.clip(model.v_h_e(train.params, latents), 0.0, 1.0)
@@ -96,35 +85,21 @@ def looks(problem: Problem, train: TrainState, played: evaluation.Episodes) -> t
         x_h = aggregate_ability(v_h_e, world.goal_weight[None], problem.params.zeta)
     else:
         x_h = jnp.clip(model.x_h(train.params, latents), 0.0, 1.0)
-    # One episode at a time: a step ahead evaluates every successor of its states.
-    policy = jax.lax.map(lambda own: acting_policy(problem, train, own), played.states)
-    return jnp.concatenate([v_h_e, x_h[..., None]], axis=-1), policy.reshape(-1, policy.shape[-1])
+    return jnp.concatenate([v_h_e, x_h[..., None]], axis=-1)
 
 
-def pictures(
-    world: World, played: evaluation.Episodes, looked: tuple[np.ndarray, np.ndarray]
-) -> dict[str, bytes]:
+def pictures(world: World, played: evaluation.Episodes, values: np.ndarray) -> dict[str, bytes]:
     """The files by name, of episodes on one map and what `looks` says of their states."""
-    (values, policy), views = looked, world.views
-    blocked = views.blocked
-    if views.walls is not None:
-        blocked = np.asarray(views.walls(jax.tree.map(lambda x: x[0, 0], played.states)))
-    draw = functools.partial(draw_map, world=world, blocked=blocked)
+    blocked = world.views.blocked
+    if world.views.walls is not None:
+        blocked = np.asarray(world.views.walls(jax.tree.map(lambda x: x[0, 0], played.states)))
     titles = [
         [*(f"human {h + 1}, goal {g + 1}" for g in range(world.num_goals)), f"$X_{h + 1}$"]
         for h in range(world.num_humans)
     ]
-    means = value_map(world, played, values)
-    files = {
-        "episode.gif": to_gif(_frames(world, played)),
-        "value_map.png": draw(*means, titles=titles, label="$V_h^e$, $X_h$"),
-    }
-    if views.robots is not None:
-        actions = views.actions or [f"action {number}" for number in range(world.num_actions)]
-        titles = [[f"robot {r + 1}: {a}" for a in actions] for r in range(world.num_robots)]
-        means = robot_map(world, played, policy)
-        files["robot_map.png"] = draw(*means, titles=titles, label="share of actions")
-    return files
+    means, words = value_map(world, played, values), "$V_h^e$, $X_h$"
+    drawn = draw_map(*means, world, titles=titles, label=words, blocked=blocked)
+    return {"episode.gif": to_gif(_frames(world, played)), "value_map.png": drawn}
 
 
 def _numbers(where: str, reached: np.ndarray, value: np.ndarray) -> dict[str, float]:
@@ -163,32 +138,13 @@ def value_map(
     """Mean V_h^e `[H, G, rows, columns]` by the human's cell, and visits `[H, rows, columns]`.
     played: episodes on one map; values: `[N, H, G]` of their states, or more columns than goals.
     """
-    return _by_cell(world, world.views.positions, played, values)
-
-
-def robot_map(
-    world: World, played: evaluation.Episodes, policy: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean shares of a robot's actions `[robots, A, rows, columns]` by its own cell, and visits.
-    played: episodes on one map; policy: pi_r `[N, R]` of their states, over joint actions.
-    """
-    num = world.num_robots
-    joint = np.asarray(policy).reshape(-1, *[world.num_actions] * num)  # the first robot's last
-    others = [tuple(1 + k for k in range(num) if k != num - 1 - robot) for robot in range(num)]
-    shares = np.stack([joint.sum(axis=axes) for axes in others], axis=1)
-    return _by_cell(world, world.views.robots, played, shares)
-
-
-def _by_cell(
-    world: World, where: Any, played: evaluation.Episodes, values: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Means `[K, V, rows, columns]` of values `[N, K, V]` by the cells `where` has K agents."""
     columns, rows = world.views.size
     there = ~played.over.reshape(-1)
-    places = np.asarray(jax.jit(jax.vmap(where))(_joined(played.states)), np.int64)[there]
-    agents, kinds = values.shape[1:]
-    at = np.arange(agents), places[..., 1], places[..., 0]  # [n, K]
-    total, count = np.zeros((agents, rows, columns, kinds)), np.zeros((agents, rows, columns))
+    where = jax.jit(jax.vmap(world.views.positions))
+    places = np.asarray(where(_joined(played.states)), np.int64)[there]
+    humans, kinds = values.shape[1:]
+    at = np.arange(humans), places[..., 1], places[..., 0]  # [n, H]
+    total, count = np.zeros((humans, rows, columns, kinds)), np.zeros((humans, rows, columns))
     np.add.at(total, at, values[there])
     np.add.at(count, at, 1)
     return np.moveaxis(total / np.maximum(count, 1)[..., None], -1, 1), count

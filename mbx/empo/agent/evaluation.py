@@ -1,8 +1,4 @@
-"""How well EMPO's robot does: against the exact solution, and in what humans reach beside it.
-
-exact_errors         V_h^e and pi_r against `solve`, at given states of a listed world
-play, goal_reaching  what humans reach beside a robot, see `mbx.empo.agent.robots`
-"""
+"""How well EMPO's robot does: against the exact solution, and in what humans reach beside it."""
 
 from __future__ import annotations
 
@@ -119,9 +115,9 @@ def play(
 
 def goal_reaching(world: World, policy: Policy, key: Array, **sizes: Any) -> dict[str, float]:
     """What humans reach with a robot; sizes: `episodes`, `length` and `gamma` of `play`.
-    Returns `reached`, the share of (episode, human) pairs whose goal holds at some step after the
-    first state; `discounted`, the mean of `Episodes.value`; `all_reached`, the share of episodes in
-    which every human got there; and standard errors over episodes.
+    Returns `reached`, the share of (episode, human) pairs that arrive after the first state;
+    `discounted`, the mean of `Episodes.value`; `all_reached`, the share of episodes in which every
+    human does; and standard errors over episodes.
     """
 
     @jax.jit

@@ -1,15 +1,8 @@
-"""A world in which somebody plays one of the humans; the robots and the other humans act as ever.
-
-game = Game(world, robot, jax.random.key(0), human=0)
-turn = game.step("forward")        # turn.robots: what the robots did
-session(game, keys, sys.stdout)    # by keys; `python -m experiments.play RUN`
-"""
+"""A world in which somebody plays one of the humans; robots and other humans act as ever."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,23 +29,10 @@ class Turn(NamedTuple):
 
 
 class Game:
-    """A world, its robots, and a human whose actions are given.
-
-    A player that arrives takes another goal, drawn by the goals' weights, until the world
-    ends.
-
-    Args:
-        world: one that can be shown as text.
-        robot: the robots' policy.
-        key: of chance.
-        human: which human is played, from 0.
-        goal: the first goal, from 0; None: drawn, as the others' are.
-
-    Raises:
-        ValueError: for a world without text, a human or a goal that does not exist.
-
-    Attributes:
-        state, goals `[H]`, actions (the player's), steps, arrivals (of the player), over.
+    """A world, its robots' policy, and a human (a number from 0) whose actions are given.
+    A player that arrives takes another goal, drawn by the goals' weights, until the world ends.
+    goal: the first one, from 0; None: drawn, as the others' are.
+    Raises ValueError for a world without text, a human or a goal that does not exist.
     """
 
     def __init__(
@@ -126,65 +106,3 @@ class Game:
         joint = jnp.concatenate([humans, robots])
         after = draw_successor(world, state, joint, chance_key)
         return after, joint, reached(world, after, goals)
-
-
-KEYS = {
-    "w": "forward",
-    "a": "left",
-    "d": "right",
-    "s": "still",
-    " ": "still",
-    "e": "toggle",
-    "p": "pick up",
-    "o": "drop",
-}
-
-
-def session(
-    game: Game,
-    keys: Iterable[str],
-    out: TextIO,
-    *,
-    values: Callable[[Any], np.ndarray] | None = None,
-) -> None:
-    """Play by keys until they end, the world ends or `q`; the map is written before every key.
-
-    Args:
-        game: what is played.
-        keys: one character each; unknown ones are explained.
-        out: where the map goes.
-        values: state -> V_h^e `[H, G]`, the robots' estimate, shown for the player.
-    """
-    say = functools.partial(print, file=out, flush=True)
-
-    def show(line: str) -> None:
-        column, row = game.position
-        say(
-            f"\n{game.text()}\nstep {game.steps}: you are at column {column + 1}, line {row + 1}, "
-            f"after goal {game.goal + 1} (=); {game.arrivals} reached"
-        )
-        if values is not None:
-            each = enumerate(values(game.state)[game.human], 1)
-            numbers = ", ".join(f"{number}: {v:.2f}" for number, v in each)
-            say(f"the robots reckon that you reach goal {numbers}")
-        say(line)
-
-    known = {key: action for key, action in KEYS.items() if action in game.actions}
-    explained = ", ".join(f"{k if k != ' ' else 'space'} {a}" for k, a in known.items())
-    explained += ", q quit"
-    show(explained)
-    for key in keys:
-        if key == "q" or game.over:
-            break
-        if key in known:
-            turn = game.step(known[key])
-            others = [f"human {n}: {action}" for n, action in enumerate(turn.humans, 1)]
-            del others[game.human]
-            others += [f"robot {n}: {action}" for n, action in enumerate(turn.robots, 1)]
-            show(", ".join(others) + ("; YOU ARE THERE" if turn.reached else ""))
-        elif not key.isspace():
-            say(f"{key!r} is no key here: {explained}")
-        if game.over:
-            break
-    ending = "the world has ended" if game.over else "you left"
-    say(f"{ending} after {game.steps} steps, {game.arrivals} goals reached")

@@ -30,21 +30,15 @@ def init_state(problem: Problem, key: Array) -> TrainState:
 
 
 def learn(
-    problem: Problem,
-    train: TrainState,
-    states: Any,
-    targets: Targets,
-    mask: Array,
-    shares: Metrics | None = None,
-    drop_key: Array | None = None,
+    problem: Problem, train: TrainState, *given: Any, shares: Metrics, drop_key: Array | None = None
 ) -> tuple[TrainState, Metrics]:
-    """One step of all networks and tables; arguments as of `learn_networks`."""
-    held, metrics = problem.settings.model.held, dict(shares or {})
+    """One step of all networks and tables; given: states, targets and mask of `learn_networks`."""
+    held, metrics = problem.settings.model.held, shares
     if held("network"):
-        train, metrics = learn_networks(problem, train, states, targets, mask, metrics, drop_key)
+        train, metrics = learn_networks(problem, train, *given, metrics, drop_key)
     if held("table"):
-        train, own = learn_tables(problem, train, states, targets, mask, drop_key)
-        metrics |= own
+        train, own = learn_tables(problem, train, *given, drop_key)
+        metrics = metrics | own
     return train, metrics
 
 
@@ -59,13 +53,8 @@ def learn_networks(
 ) -> tuple[TrainState, Metrics]:
     """One optimiser step of each network that this stage trains.
     Of a part of a batch (`mbx.fast.collectives`) it is the step on the whole: gradients are summed.
-
-    Args:
-        states: `[B, ...]`.
-        targets: of these states.
-        mask: `[B]` bool, rows that exist.
-        shares: metrics of the caller's, which come back summed with the losses.
-        drop_key: for a model with dropout, and for goals that are drawn.
+    states: `[B, ...]`. mask: `[B]` bool, rows that exist. shares: metrics of the caller's, which
+    come back summed with the losses. drop_key: for dropout, and for goals that are drawn.
     """
     codes = problem.model.encode(states)
     on = _active(problem, train.step)

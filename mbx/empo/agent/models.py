@@ -35,25 +35,18 @@ PROBES = 16  # rows of a hash table that a state may have
 
 
 class Model(NamedTuple):
-    """Functions of parameters and codes of N states."""
+    """Functions of parameters and codes of N states; None where the model has no such part."""
 
-    # key -> params, a dict of "v_h_e", "q_r" and perhaps "x_h", "u_r", "v_r", "rows"
-    init: Callable[[Array], Params]
+    init: Callable[[Array], Params]  # key -> params by name, and "rows" of a hash table
     encode: Callable[[Any], Any]  # states `[N, ...]` -> codes
-    # (params, codes) -> latents that the heads read; evaluated once a state
-    trunk: Callable[[Params, Array], Any]
+    trunk: Callable[[Params, Any], Any]  # (params, codes) -> latents, evaluated once a state
     q_r: Callable[[Params, Any], Array]  # (params, latents) -> `[N, R]`, below 0
-    v_h_e: Callable[[Params, Any], Array]  # (params, latents) -> `[N, H, G]`, unclamped
-    # (params, latents) -> `[N, H]`; None where X_h is the sum over goals
-    x_h: Callable[[Params, Any], Array] | None
-    # (params, latents) -> `[N]`, at least 1, what U_r = -y^eta is made of; None where that is by
-    # eq. (8)
-    y: Callable[[Params, Any], Array] | None = None
-    # (params, latents) -> `[N]`, below 0; None where V_r is by eq. (9)
-    v_r: Callable[[Params, Any], Array] | None = None
-    # key -> the model with dropout, for losses; None where there is none
-    dropping: Callable[[Array], Model] | None = None
-    row: Callable[[Any], Array] | None = None  # latents -> rows of the tables, where there are such
+    v_h_e: Callable[[Params, Any], Array]  # likewise, `[N, H, G]`, unclamped
+    x_h: Callable[[Params, Any], Array] | None  # `[N, H]`; None: the sum over goals
+    y: Callable[[Params, Any], Array] | None = None  # `[N]` >= 1, U_r = -y^eta; None: eq. (8)
+    v_r: Callable[[Params, Any], Array] | None = None  # `[N]`, below 0; None: eq. (9)
+    dropping: Callable[[Array], Model] | None = None  # key -> the model with dropout, for losses
+    row: Callable[[Any], Array] | None = None  # latents -> rows of the tables
     # (hash table, codes, mask `[N]`) -> the table with rows for these, how many of them found none
     grow: Callable[[Any, Any, Array], tuple[Any, Array]] | None = None
 
@@ -75,9 +68,7 @@ def q_from_raw(raw: Array, head: str) -> Array:
 
 class GridEncoder(nn.Module):
     """Features `[N, D]` that begin with a picture -> `[N, hidden]`, in (-1, 1).
-
-    A 3x3 convolution and two residual ones of width `width` over the picture; then two layers of
-    `hidden` over all its cells and the rest of the features.
+    A 3x3 convolution and two residual ones over the picture; then two layers over it all.
     """
 
     picture: tuple[int, int, int]
@@ -104,10 +95,7 @@ class GridEncoder(nn.Module):
 
 
 class DroppingMLP(nn.Module):
-    """An `MLP` with dropout behind every hidden layer, where a "dropout" key is given to `apply`.
-
-    As in the heads of the original's networks (github.com/mensch72/empo).
-    """
+    """An `MLP` with dropout behind every hidden layer, where `apply` is given a "dropout" key."""
 
     hidden: Sequence[int]
     features: int
@@ -146,7 +134,6 @@ def _check_options(world: World, options: Options) -> None:
 
 class _Networks:
     """The modules that the settings `model.*` describe, and what each computes.
-
     A network's latents are (features, V_h^e's encoding of them); with the encoder "identity", and
     where V_h^e is a table, both are the features.
     """

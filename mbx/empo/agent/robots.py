@@ -1,10 +1,4 @@
-"""Robots to compare with, and the learned one: `evaluation.play` and games take them.
-
-learned    the learner's policy
-exact      the policy of the exact solution, of a listed world
-random     uniformly random actions
-frozen     action 0 for ever, which is to stand still
-"""
+"""Robots to compare with, and the learned one: `evaluation.play` and games take them."""
 
 from __future__ import annotations
 
@@ -30,8 +24,7 @@ def make_robot(
     name: str, found: NamedWorld, problem: Problem | None = None, train: TrainState | None = None
 ) -> Policy:
     """A robot by its name, one of ROBOTS.
-    Raises ValueError for an unknown name, "learned" without a train state, and "exact" of a world
-    that is not listed.
+    Raises ValueError for an unknown name, a missing train state, and "exact" of an unlisted world.
     """
     if name not in ROBOTS:
         raise ValueError(f"robot={name!r}: choose one of {ROBOTS}")

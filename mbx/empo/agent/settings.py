@@ -1,7 +1,4 @@
-"""Settings of EMPO's agent; the defaults here are its default configuration.
-
-Names are those of flags: `settings.loss.room` is `--config.loss.room`. Nothing here loads JAX.
-"""
+"""Settings of EMPO's agent; the defaults here are its default configuration. Loads no JAX."""
 
 from __future__ import annotations
 
@@ -34,15 +31,11 @@ def _is(what: str, *names: str) -> Any:
 class Env(common.Env):
     """The world and how many copies of it are stepped together."""
 
-    varied_starts: float = setting(
-        0.0, "Share of training episodes that begin anywhere.", at_most=1
-    )
+    varied_starts: float = setting(0.0, "Share of training episodes begun anywhere.", at_most=1)
     maps: int = setting(
         64, "Number of maps of empo:maps/SOURCE to train on; of files, at most as many.", at_least=1
     )
-    held_out: int = setting(
-        16, "Number of held-out maps of empo:maps/SOURCE, on which only evaluations begin."
-    )
+    held_out: int = setting(16, "Held-out maps of empo:maps/SOURCE, for evaluations alone.")
     map_seed: int = setting(0, "Seed of the map generator, or of the choice of held-out files.")
 
 
@@ -61,13 +54,9 @@ class Eval(common.Eval):
         256, "Episodes of the learned, a random and a frozen robot each; 0 = no comparison."
     )
     lookahead: bool = setting(
-        False,
-        "Evaluations act by Q_r as eq. (4) gives it from the values of all successors, instead "
-        "of by Q_r's network.",
+        False, "Evaluations act by eq. (4) over all successors instead of by Q_r's network."
     )
-    profile: bool = setting(
-        False, "Each evaluation prints and logs the milliseconds of an update's parts."
-    )
+    profile: bool = setting(False, "Evaluations log the milliseconds of an update's parts.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +69,7 @@ class Power:
         choices=("world", "config"),
     )
     beta_h: float = setting(10.0, "Inverse temperature of the human prior, eq. (2).")
-    gamma_h: float = setting(
-        0.95, "Humans' discount; 1 = V_h^e is a probability.", above=0, at_most=1
-    )
+    gamma_h: float = setting(0.95, "Humans' discount; 1 = a probability.", above=0, at_most=1)
     beta_r: float = setting(40.0, "Exponent of the robots' power-law policy, eq. (5).")
     gamma_r: float = setting(0.95, "Robots' discount per step, below 1.", above=0, at_most=1)
     zeta: float = setting(1.0, "Humans' risk aversion over goals, eq. (7).", at_least=1)
@@ -337,11 +324,7 @@ class Curriculum:
 
 @dataclasses.dataclass(frozen=True)
 class Settings(RunSettings):
-    """All of a run of EMPO's agent.
-
-    Steps are environment steps summed over environments; the curriculum counts learner updates
-    (steps times `train.utd_ratio`).
-    """
+    """All of a run; steps are environment steps, those of the curriculum are learner updates."""
 
     agent: str = setting("empo", "Name of the agent.")
     env: Env = section(

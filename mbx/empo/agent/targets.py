@@ -1,12 +1,7 @@
 """EMPO's targets: every successor of a batch of states, evaluated once and summed by segment.
 
-    exact_profiles, fresh_profiles   joint human actions to average over: all, or drawn ones
-    expand          their successors for every joint robot action, one flat list
-    make_targets    V_r and V_h^e of each successor, and their expected values
-
 Axes: B states, H humans, G goals, P joint human actions, R joint robot actions, K successors of
-a joint action, C capacity of the flat list.
-"""
+a joint action, C capacity of the flat list."""
 
 from __future__ import annotations
 
@@ -107,13 +102,8 @@ def expand(
     listed: tuple[Any, Array] | None = None,
 ) -> tuple[Successors, Array, Metrics]:
     """Successors of every (state, human profile, robot action), one flat list.
-
-    Args:
-        states: `[B, ...]`.
-        human_actions: `[B, P, H]`.
-        capacity: room in the list; None: for every slot.
-        mask: `[B]`, states to count.
-        listed: (states, prob) `[B, P, R, K, ...]`, where they are known already.
+    human_actions: `[B, P, H]`. capacity: room in the list; None: for every slot. mask: `[B]`, rows
+    to count. listed: (states, prob) `[B, P, R, K, ...]`, where they are known already.
     Returns the list, with segments (b * P + p) * R + r; `[B, P, R]` bool, segments some of whose
     successors are missing, in the world's K or in the list; and metrics: n_successors, fill,
     overflow (how many are missing), mass_error (the largest |1 - sum prob|).
@@ -199,17 +189,10 @@ def make_targets(
     unique: int = 0,
     listed: tuple[Any, Array] | None = None,
 ) -> tuple[Targets, Metrics]:
-    """Eqs. (4) and (6) for a batch of states, from frozen parameters.
-    Of a part of a batch (`mbx.fast.collectives`) the metrics are its shares.
-
-    Args:
-        train: its frozen parameters, at its step of the curriculum.
-        states: `[B, ...]`.
-        human: human actions to average over.
-        mask: `[B]` bool, rows that exist.
-        capacity, listed: see `expand`.
-        unique: room for distinct successors, each evaluated once; 0: every successor is. Results
-            do not depend on it.
+    """Eqs. (4) and (6) for states `[B, ...]` from frozen parameters, averaged over human actions.
+    Of a part of a batch (`mbx.fast.collectives`) the metrics are its shares. mask: `[B]` bool, rows
+    that exist. capacity, listed: see `expand`. unique: room for distinct successors, each evaluated
+    once; 0: every successor is. Results do not depend on it.
     Returns the targets, and metrics: those of `expand`, lost_targets (share of robot actions
     without a target because successors are missing), broken_targets (because a successor is not
     finite) and zero_ability (how often X_h was at the floor).
@@ -259,8 +242,7 @@ def make_targets(
 
 def checked(targets: Targets, lost: Array, human: Profiles, mask: Array) -> tuple[Targets, Metrics]:
     """The targets without those that lack a successor, `lost` `[B, P, R]`, or have no number.
-    Missing successors would count 0, better than anything there is. Returns also their shares of
-    the robot's actions in rows that exist.
+    Missing successors would count 0, better than anything. Also the shares of robots' actions.
     """
     missing = jnp.any(lost & (human.weight > 0.0)[:, :, None], axis=1)
     gap = jnp.any((human.entry > 0.0) & jnp.any(lost, axis=2)[:, None, None], axis=-1)

@@ -22,8 +22,7 @@ class TrainState(Record):
     """All that learning changes."""
 
     params: Params  # "v_h_e", "q_r" and perhaps "x_h", "u_r", "v_r", networks' weights or tables
-    # the frozen copy that targets are made with; None where it would be `params`
-    target: Params | None
+    target: Params | None  # the frozen copy that targets are made with; None: `params`
     opt_state: Any  # of the optimisers, or how often each table entry was visited
     step: Array  # int32, updates made
 
@@ -43,16 +42,11 @@ class Problem:
     curriculum: curriculum.Curriculum  # `settings.curriculum` for the networks that exist
     model: Model  # networks or tables
     codec: Codec  # observations
-    # the successors that observations end with in environment `empo:NAME@stored`, else None
-    records: Records | None
+    records: Records | None  # successors that observations end with in `empo:NAME@stored`
     capacity: int | None  # successors of a batch for which there is room; None: every slot
-    # updates between hard copies of the parameters, by name; the rows of hash tables are copied
-    # with every update: they never move
-    target_intervals: Mapping[str, int]
-    # the world begun on maps that nobody trains on, where there are such
-    held_out: World | None = None
-    # share of the way that the copy goes with every update instead; 0: none
-    target_rate: float = 0.0
+    target_intervals: Mapping[str, int]  # updates between hard copies, by name; "rows" never move
+    held_out: World | None = None  # the world begun on maps that nobody trains on
+    target_rate: float = 0.0  # share of the way that the copy goes with every update; 0: none
 
     @property
     def num_robot_actions(self) -> int:

@@ -1,11 +1,7 @@
 """A multigrid world in pure JAX whose successors can be listed: `empo:multigrid/NAME`.
 
-    layout = parse_map(text, goals=..., horizon=...)     # or load_map("rock_gate")
-    grid = make_grid(layout)                             # outcomes and goals as pure functions
-    world = make_world("rock_gate")                      # what EMPO's agent trains on
-
-`layout` reads maps, `dynamics` lists what a joint action can lead to (`effects` what actions do),
-`export` lists all states for the exact solver, `packed` is the grid with one integer a cell.
+`parse_map(text, goals=..., horizon=...)` or `load_map("rock_gate")` give a layout, `make_grid` its
+outcomes and goals as pure functions, `make_world` what EMPO's agent trains on.
 """
 
 from mbx.empo.multigrid.dynamics import Grid as Grid

@@ -1,19 +1,9 @@
 """What networks read of a map and of what happens on it: channels a cell, and compact features.
 
-    channels      of the compressed grid as it is now (`packed.channels`), those that some map uses;
-                  a plane for each agent and direction; a mask of each human's goals; without the
-                  border, which is wall
-    global 4      share of the time left, chances: stumbling, entering magic walls, their hardening
-    agent 13      x, y, direction one-hot, may enter magic walls, pushes rocks, kind and colour of
-                  what it carries, paused, out, action that it is made to take next
-    interactive   kill buttons 5 each (x, y, enabled, who triggers it, whom it hits), pause switches
-                  6 (on, too), disabling switches 6 (what they disable), control buttons 7 (the
-                  action learned, and whose); 4 of each, 96 in all, 0 where there is none; left out
-                  where no map has a button
-
-The compact features are those of the reference (docs/sources.md#empo), numbers in [0, 1]. Planes of
-agents and goals are added, since its grid has neither a direction nor a goal.
-"""
+Channels are those of the compressed grid (`packed.channels`) that some map uses, a plane for each
+agent and direction and a mask of each human's goals, without the border. The compact features are
+the reference's (docs/sources.md#empo), in [0, 1]: global 4 (time left, chances of stumbling,
+entering magic walls, their hardening), 13 an agent, and 96 of 4 buttons of each kind."""
 
 from __future__ import annotations
 

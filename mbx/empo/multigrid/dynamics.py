@@ -1,19 +1,15 @@
 """What a joint action can lead to.
 
 Agents act one after the other. Those that reach for the same cell contend for it: one of them,
-each with the same probability, comes first, the others after everyone else (so they find it taken,
-unless the first could not move). A cell that an agent stood on when the step began stays closed to
-others for that step. Leaving unsteady ground, an agent goes astray to its left or right with half
-the stumbling probability each. A magic wall lets an agent through from its magic side with a
-probability, and may turn to stone when it does not. These rules reproduce the transitions of the
-reference's multigrid (docs/sources.md#empo), where nobody pushes two things at once nor to where
-another goes. With physics "reference" a row of rocks and blocks is pushed as one, contention is for
-the cell that its last one lands on, and what is toggled or dropped is not contended for. Axes: N
-agents, K outcomes of a joint action.
+each with the same probability, comes first, the others after everyone else. A cell that an agent
+stood on when the step began stays closed to others for that step. Leaving unsteady ground, an agent
+goes astray to its left or right with half the stumbling probability each. These rules reproduce the
+transitions of the reference's multigrid (docs/sources.md#empo), where nobody pushes two things at
+once. With physics "reference" a row of rocks and blocks is pushed as one, contention is for the
+cell that its last one lands on, and what is toggled or dropped is not contended for.
 
 An outcome is a number that is read digit by digit, each digit one event with its own number of
-ways; a number with something left over at the end stands for nothing and has probability 0.
-"""
+ways; one with something left over has probability 0. Axes: N agents, K outcomes of an action."""
 
 from __future__ import annotations
 

@@ -1,18 +1,11 @@
 """What an agent's action does to a scene, object by object.
 
-`blocked` says what stands in the way, `TOGGLES` what a toggle changes, `act` joins all actions: a
-new object is a field of `Scene` with its part in these. Every effect takes `do`, whether it
-happens, and is plain arithmetic on scalars.
-
-    kill button      a trigger's toggle takes every target out for the rest of the episode
-    pause switch     while it is on, targets can only stand still (from the next step)
-    control button   a target's toggle makes it learn that agent's next action; a trigger's toggle
-                     makes that agent take it in the next step
-    disabling switch a trigger's toggle turns all buttons of its target kind off, or on again
-
-They follow the reference's multigrid (docs/sources.md#empo); where it keeps agents unpaused after a
-paused switch was disabled and enabled again, the switch here pauses them again.
-"""
+`blocked` says what stands in the way, `TOGGLES` what a toggle changes, `act` joins all actions.
+Every effect takes `do`, whether it happens. Kill buttons take targets out for the episode; while a
+pause switch is on, targets stand still from the next step; a control button learns the next action
+of who toggles it, and a trigger's toggle makes that agent take it; a disabling switch turns buttons
+of its target kind off and on. They follow the reference's multigrid (docs/sources.md#empo), but a
+paused switch that was disabled and enabled again pauses its targets again."""
 
 from __future__ import annotations
 

@@ -1,17 +1,9 @@
 """Many maps in one program, a generator's or a folder's: the map is part of the state.
 
-    found = make_many("doors", Choice(maps=64, held_out=16))
-    family = make_family(layouts)                  # maps of one size with equally many agents
-    world = family_world(family, numbers, people)  # episodes begin on a map of those numbers
-
 A state is a `Situation`: a `Place`, which is the map as a compressed grid (`packed`, version 2)
-with the humans' goals, and the `State` of what moves on it. `read_place` gives the layout back,
-its places and colours as traced arrays, and everything known of a layout (rules, goals, shortest
-ways, features) is computed from that. Maps with fewer rocks, doors, items, buttons or magic walls
-than others have the missing ones in the corner (0, 0), which is wall and out of reach.
-
-Axes: L maps, N agents (humans first), H humans, G goals, Y rows, X columns.
-"""
+with the humans' goals, and the `State` of what moves on it. `read_place` gives the layout back, its
+places and colours traced. What other maps have and one lacks lies in its corner (0, 0), which is
+wall and out of reach. Axes: L maps, N agents (humans first), H humans, G goals, Y, X cells."""
 
 from __future__ import annotations
 
@@ -64,20 +56,16 @@ class Situation(NamedTuple):
 class Family(NamedTuple):
     """Maps that one program serves."""
 
-    # a layout with as much of everything as any of the maps, of the same kinds. What it shares with
-    # all of them: agents, kinds, goal weights, horizon and chances
-    template: Layout
-    # the maps with the missing things in the corner, agents humans first
-    layouts: tuple[Layout, ...]
+    template: Layout  # with as much of everything as any map; agents, kinds, chances are all maps'
+    layouts: tuple[Layout, ...]  # with the missing things in the corner, agents humans first
     places: Place  # `[L, ...]`
     starts: State  # `[L, ...]`
 
 
 def make_family(layouts: Sequence[Layout], names: Sequence[str] = ()) -> Family:
     """Maps padded to one shape; names are for messages, by default numbers.
-    Raises ValueError naming map, field and remedy, where maps differ in what has to be one: size,
-    numbers of humans, robots and goals, goal weights, horizon, chances; where buttons of a kind
-    have several triggers or targets; for boxes that hold something.
+    Raises ValueError naming map, field and remedy, where maps differ in what has to be one, or
+    buttons of a kind have several triggers or targets, and for boxes that hold something.
     """
     names = list(names) or [f"map {number + 1}" for number in range(len(layouts))]
     if not layouts:
@@ -356,9 +344,8 @@ def make_many(
     source: a generator's name (`generate.KINDS`); or, with a / or a dot in it, the path of a folder
     of YAML files, or of one file with several maps. humans, params: None: as the maps' files say.
     default: parameters where the files have none.
-    Raises ValueError for an unknown generator, too few maps, a seed that chooses nothing, files
-    that differ in what they say of power and humans, maps that do not go together (`make_family`),
-    and humans that need a list of states. Raises FileNotFoundError for a path where nothing is.
+    Raises ValueError for too few maps, a seed that chooses nothing, files that differ in what they
+    say of power and humans, and as `generate`, `make_family` and `family_world`.
     """
     if choice.maps < 1 or choice.held_out < 0:
         raise ValueError(

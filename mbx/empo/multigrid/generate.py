@@ -1,14 +1,9 @@
 """Maps drawn at random, in which a robot matters: `generate("doors", 64, seed=0)`.
 
-A wall with one gap divides a board of 7x7. In the gap stands a rock, which only robots push;
-further walls and unlocked doors, which humans open for themselves, are strewn over both rooms. A
-map is kept if no human gets to its far goals by itself, and a search over a robot's actions finds
-that it can let all of them get there before any human stands in front of the gap, where it would
-be in the robot's way.
-
-Every human has four goals: anywhere (weight 1/6, always within reach, so that power is never
-nothing), a cell of its own room (1/6) and two in the other (1/3 each).
-"""
+A wall with a gap divides a board of 7x7; in the gap stands a rock, which only robots push. A map is
+kept if no human gets to its far goals by itself, and a search over a robot's actions lets all of
+them get there before any stands in front of the gap, in the robot's way. Every human has four
+goals: anywhere (weight 1/6), a cell of its own room (1/6) and two in the other (1/3 each)."""
 
 from __future__ import annotations
 

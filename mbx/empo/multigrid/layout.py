@@ -1,19 +1,8 @@
 """Maps: text to arrays; every mistake is reported with its place.
 
-    #  wall      .  floor     ~  lava: an agent that enters is out for the rest of the episode
-    o  rock: pushed by robots alone      b  block: pushed by every agent
-    D  closed door    L  locked door (opens for an agent with a key of its colour)    k  key
-    *  ball      x  box (may hold a key or a ball; toggling opens it)
-    u  unsteady ground      m  magic wall: let through with a probability
-    ,  coloured floor and s switch: walked over, without effect
-    &  bush: robots trample it, humans get through with a probability, which tramples it, too
-    K  kill button   P  pause switch   C  control button   X  disabling switch   (see `effects`)
-    > v < ^  a human facing that way     1 2 3 4  a robot facing right, down, left, up
-
-`objects.read_legend` gives further symbols: colours, contents, sides. Actions are still, left,
-right, forward; toggle where something can be toggled; pick up and drop where something can be
-carried. Agents are numbered in reading order. Source: docs/sources.md#empo.
-"""
+Symbols: docs/empo_worlds.md and `objects`, whose legend gives further ones. Actions are still,
+left, right, forward; toggle where something can be toggled; pick up and drop where something can be
+carried. Agents are numbered in reading order. Source: docs/sources.md#empo."""
 
 from __future__ import annotations
 
@@ -204,10 +193,8 @@ def load_map(name: str) -> Layout:
 
 def load_world(name: str) -> Described:
     """A map that comes with the package, or a YAML file by its path.
-    The file has the fields map, goals and horizon, and may have the other ones of `parse_map` (or
-    it is one of the reference's, see `reference`); and
-    `power`, parameters of the equations (those it leaves out are the theory's defaults), and
-    `humans`, see `HumanModel`. Without them these are None.
+    The file has the fields map, goals and horizon, and may have the others of `parse_map` (or it is
+    one of the reference's, see `reference`); and `power` and `humans`, else these are None.
     Raises ValueError for an unknown name, missing or unknown fields, and impossible values. Raises
     FileNotFoundError for a path where nothing is.
     """

@@ -1,16 +1,7 @@
 """What may lie on a map: kinds of objects, their options, colours, and the symbols they have.
 
-A legend gives further symbols, or other options, in the words of `OPTIONS`:
-
-    legend:
-      R: {type: door, color: red, state: locked}
-      r: {type: key, color: red}
-      B: {type: box, color: blue, holds: {type: key, color: red}}
-      M: {type: magic_wall, side: left}
-      S: {type: disabling_switch, trigger: robots, target: kill_button}
-
-Kinds and colours are the reference's (docs/sources.md#empo), numbered as there.
-"""
+A legend gives further symbols in the words of `OPTIONS`, B: {type: box, holds: {type: key}} say.
+Kinds and colours are the reference's (docs/sources.md#empo), numbered as there."""
 
 from __future__ import annotations
 

@@ -75,10 +75,9 @@ def decode(packed: Array, *, version: int = 2) -> Fields:
 
 def grid_fields(layout: Layout, state: State) -> Fields:
     """The fields of a grid's state, int32 `[height, width]` each, for `encode` in version 2.
-    The layout's places and colours may be traced (`family`). What lies on top hides what is below:
-    an item or a rock the ground it lies on. Humans are yellow
-    and robots grey. Magic walls have the number of their side, from 1 (right) to 5 (all), 6 once
-    solid. Directions, time, what is carried or boxed and what buttons remember are not in a grid.
+    The layout's places and colours may be traced (`family`). What lies on top hides what is below.
+    Humans are yellow and robots grey. Magic walls have the number of their side, from 1 (right) to
+    5 (all), 6 once solid. Directions, time, contents and what buttons remember are not in a grid.
     """
     height, width = layout.wall.shape
     cells = jnp.arange(height * width).reshape(height, width)

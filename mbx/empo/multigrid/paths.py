@@ -1,17 +1,12 @@
 """Humans that take the shortest way there is: open doors, fetch keys, go round rocks.
 
 The way of a lone human is a search over where it stands, which way it looks and which key it
-carries, by the rules of `effects`, in the state as it is: doors where they are open, rocks where
-they lie. Each sweep improves all lengths at once, for every goal; it stops when none changes. What
-a human cannot move counts as if that took `help_steps`, so that it goes round where it can, and
-waits beside it where it cannot. A block counts as free while it has room for one push. Other
-agents are ignored. The policy prefers shorter ways left:
-pi(a) ~ exp(-beta way(after a)).
+carries, by the rules of `effects`, in the state as it is. What a human cannot move counts as
+`help_steps`, so that it goes round where it can, and waits where it cannot. A block counts as free
+while it has room for one push; other agents are ignored. pi(a) ~ exp(-beta way(after a)). The
+layout's arrays may be traced (`family`), all but those that say what kind a thing is.
 
-The layout's arrays may be traced (`family`), all but those that say what kind a thing is.
-
-Axes: H humans, G goals, C what is carried (0: no key), D directions, Y rows, X columns.
-"""
+Axes: H humans, G goals, C what is carried (0: no key), D directions, Y rows, X columns."""
 
 from __future__ import annotations
 

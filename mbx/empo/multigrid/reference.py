@@ -1,9 +1,7 @@
 """Maps of the reference's multigrid (docs/sources.md#empo), as the fields of ours.
 
-Its cells have two letters, a kind and mostly a colour; yellow agents are humans and grey ones
-robots. Magic walls become walls, since no agent of its maps enters them, and goal cells coloured
-floor. Which action has which number differs: there, pick up and drop come before toggle.
-"""
+Yellow agents are humans and grey ones robots. Magic walls become walls, since no agent of its maps
+enters them, and goal cells coloured floor. There, pick up and drop come before toggle."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
 """A grid's state as a picture, `make_render(layout)`, and as text, `make_text(layout)`.
 
 Everything is a tile: a mask of shape [TILE, TILE] in one colour, laid over the cell it stands on.
-Humans are yellow and robots grey arrows, as in the reference's; agents that are out are drawn pale.
-A goal that a human pursues is outlined in that human's shade.
-
-Text has the symbols that maps are drawn with, and three that maps lack: `/` an open door, `!` an
-agent that is out for the rest of the episode, `=` an empty cell of a goal that is asked for. A
-map's own symbols (its legend) are not known here: a coloured door is a door.
-"""
+Agents that are out are drawn pale; a goal that a human pursues is outlined in that human's shade.
+Text has three symbols that maps lack: `/` an open door, `!` an agent that is out for the rest of
+the episode, `=` an empty cell of a goal that is asked for; it does not know a map's own symbols."""
 
 from __future__ import annotations
 

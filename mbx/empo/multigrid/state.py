@@ -50,14 +50,11 @@ class State(NamedTuple):
 
 class Board(NamedTuple):
     """A map as the rules read it: its layout, and as arrays what may differ within a family.
-
-    Attributes:
-        terrain: `[height, width]` bits. The others are as in `Layout`, places as cells. On boards
-            of many maps, `[n, height, width]`, and the others have n as the last axis.
+    Places are cells. On boards of many maps terrain has n as the first axis, others as the last.
     """
 
     layout: Layout
-    terrain: Array
+    terrain: Array  # bits, `[height, width]`
     door_cell: Array
     door_color: Array
     item_color: Array

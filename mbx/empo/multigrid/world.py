@@ -148,7 +148,7 @@ def make_features(layout: Layout) -> Callable[[State], Array]:
 
 def make_views(layout: Layout, read: Read) -> Views:
     """Pictures and text of states, and where agents stand; layout: any of those `read` gives."""
-    humans, robots = jnp.asarray(layout.humans), jnp.asarray(layout.robots)
+    humans = jnp.asarray(layout.humans)
 
     def of(make: Callable[[Layout], Any]) -> Callable[[Any, Any], Any]:
         def draw(state: Any, goals: Any = None) -> Any:
@@ -160,7 +160,6 @@ def make_views(layout: Layout, read: Read) -> Views:
     return Views(
         render=of(make_render),
         positions=lambda state: read(state)[1].agents[humans, :2],
-        robots=lambda state: read(state)[1].agents[robots, :2],
         size=layout.wall.shape[::-1],
         blocked=layout.wall,
         text=of(make_text),

@@ -1,15 +1,8 @@
 """EMPO: a robot policy that softly maximises the long-term power of the humans around it.
 
-V_h^e is how well human h reaches goal g, X_h the ability that follows from it, U_r =
--(mean_h X_h^-xi)^eta the robot's intrinsic reward, Q_r and V_r its discounted future, and pi_r
-proportional to (-Q_r)^-beta_r its policy. Source: arXiv 2508.00159, docs/sources.md#empo.
-
-    world = TabularWorld(...)              # every transition of a small world
-    solution = solve(world, PowerParams()) # exact: the oracle for whatever learns
-
-The public names of `equations`, `solver` (exact), `worlds`, `codec` (states as replay rows),
-`curriculum` (schedules of training) and `named` (what environments carry to the agent).
-"""
+Equations and symbols: `equations`. `solve(world, PowerParams())` is exact: the oracle for whatever
+learns. These are the public names of `equations`, `solver`, `worlds`, `codec` (states as replay
+rows), `curriculum` (schedules of training) and `named` (what environments carry to the agent)."""
 
 from mbx.empo.power import curriculum as curriculum
 from mbx.empo.power.codec import Codec as Codec

@@ -1,11 +1,7 @@
-"""A world's states, and their successors, in a replay: flat int32 words, exactly.
-
-    codec = make_codec(world)            # state, goals, last human actions <-> one observation
-    records = make_records(world)        # successors of a state for one draw of human actions
+"""How a world's states, and their successors, lie in a replay: as flat int32 words, exactly.
 
 EMPO's replay needs states only, successors are recomputed; records are for worlds whose
-successors cost more to enumerate than to store.
-"""
+successors cost more to enumerate than to store."""
 
 from __future__ import annotations
 

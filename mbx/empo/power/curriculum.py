@@ -1,8 +1,6 @@
 """What changes over EMPO training: warm-up stages, beta_r ramp, rates, discounts, exploration.
 
-Everything is a function of the learner's step, a number or a traced array, so that one compiled
-program serves the whole run. Re-exported by `mbx.power`.
-"""
+Everything is a function of the learner's step, a number or a traced array."""
 
 from __future__ import annotations
 

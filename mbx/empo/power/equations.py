@@ -1,13 +1,10 @@
 """EMPO's equations as pure functions over arrays. Public names are those of `mbx.power`.
 
-The form is that of the authors' code where the paper has another (docs/empo.md): (1) and (6) absorb
-where a goal is achieved, (7) has weights, (8) is a mean. The paper: weights of 1, reduce="sum".
-
 (4) Q_r = gamma_r E V_r(s')   (5) pi_r ~ (-Q_r)^-beta_r   (6) V_h^e, policy-weighted attainment
 (7) X_h = sum_g w_g V_h^e^zeta   (8) U_r = -(mean_h X_h^-xi)^eta   (9) V_r = U_r + pi_r . Q_r
 
 The reward belongs to the state: Q_r holds the discounted future only, and is below 0 everywhere.
-Source: arXiv 2508.00159; docs/sources.md#empo.
+Where the paper (arXiv 2508.00159) has another form it is that of the authors' code: docs/empo.md.
 """
 
 from __future__ import annotations

@@ -41,7 +41,5 @@ class NamedWorld:
     params: PowerParams | None = None  # the parameters it comes with; None: the configuration's
     table: TabularWorld | None = None  # its transitions, where it is small enough to be listed
     solution: Solution | None = None  # their exact solution
-    # the same world begun on maps that nobody trains on; None where there are none
-    held_out: World | None = None
-    # the humans' model, a choice of `HumanModel` other than "auto"; "": a custom one
-    prior: str = ""
+    held_out: World | None = None  # the same world begun on maps that nobody trains on
+    prior: str = ""  # the humans' model, of `HumanModel` but for "auto"; "": a custom one

@@ -1,13 +1,8 @@
 """The exact solver of small worlds: equations (1)-(9) by jitted sweeps over all states.
 
-Phase 1 gives the human prior, phase 2 the robot policy. The successors of every (state, joint
-action) are one segment of a flat list, so a sweep is a gather and a segment sum. Large worlds in
-which no state comes back are solved once, backward, a few thousand states at a time. Public names
-are those of `mbx.power`.
-
-Axes: S states, H humans, G goals a human, A actions of an agent, R joint robot actions, P joint
-human actions, N transitions.
-"""
+The successors of every (state, joint action) are one segment of a flat list, so a sweep is a gather
+and a segment sum. Large worlds without cycles are solved once, backward. Axes: S states, H humans,
+G goals a human, A actions of an agent, R joint robot actions, P joint human actions."""
 
 from __future__ import annotations
 
@@ -85,19 +80,12 @@ def solve(
 ) -> Solution:
     """Solve equations (1)-(9) by sweeps over all states, in the precision that JAX is set to.
     Acyclic worlds take as many sweeps as they are deep, LARGE ones a single one, layer by layer;
-    cyclic ones run until the residual is at most tol. Where a large beta_r makes them oscillate,
-    sweeps are damped by themselves: the step halves whenever 100 of them bring no new low.
-    Values lie within `bound` of the solution. Warns of one that did not converge or whose bound is
-    above LOOSE.
-
-    Args:
-      world: arrays or numpy arrays; checked by `check_world`.
-      params: parameters.
-      tol: residual to stop at; None: 1e-12 in float64, 1e-6 in float32.
-      max_iterations: sweeps of each phase.
-      human_policy: [H, G, S, A], a prior to take instead of phase 1's; V_hm and Q_hm are then 0.
-      habit: [H, G, S, A], pi^0 of equation (2); None: uniform.
-      goal_prob: [H, G], how often humans pursue goals; None: the goal weights, normalised.
+    cyclic ones until the residual is at most tol (None: 1e-12 in float64, 1e-6 in float32) or
+    max_iterations of each phase. Where a large beta_r makes them oscillate, sweeps are damped.
+    Values lie within `bound` of the solution, of which a warning says when it is above LOOSE.
+    human_policy: [H, G, S, A], a prior to take instead of phase 1's; V_hm and Q_hm are then 0.
+    habit: [H, G, S, A], pi^0 of equation (2); None: uniform. goal_prob: [H, G], how often humans
+    pursue goals; None: the goal weights, normalised.
     Raises ValueError: an inconsistent world or parameter, or a policy that is none.
     """
     check_world(world)

@@ -1,10 +1,8 @@
 """What EMPO needs to know of a world: `TabularWorld` (arrays) and `World` (pure functions).
 
-A `TabularWorld` lists every transition; `mbx.power.solve` solves it. A `World` is what the agent
-trains on: functions over one un-batched state. `tabular_world` makes the second from the first.
-Both are re-exported by `mbx.power`. Axes: S states, J joint actions, K successors of a joint
-action, H humans, G goals a human, A actions of an agent, R joint robot actions.
-"""
+`mbx.power.solve` solves the first; the agent trains on the second, functions over one un-batched
+state. Axes: S states, J joint actions, K successors of a joint action, H humans, G goals a human,
+A actions of an agent, R joint robot actions."""
 
 from __future__ import annotations
 
@@ -47,7 +45,6 @@ class Views(NamedTuple):
     # (state, goals `[H]`, -1 for one not to show) -> lines; not to be traced
     text: Callable[[Any, Any], str] | None = None
     actions: tuple[str, ...] = ()  # what an agent's actions are called
-    robots: Callable[[Any], Array] | None = None  # as `positions`, `[R, 2]`, of the robots
     # state -> `[rows, columns]` bool, the cells of its own map that nobody can stand on; None where
     # all states are of one map
     walls: Callable[[Any], Array] | None = None
