@@ -224,7 +224,7 @@ def locked_in(out: str) -> None:
             seen = {"key": states.items[at, 0, 0] == CARRIED, "door": opened}
             seen["aside"] = opened & ~((y == 1) & (x > 2) & (x < 5))  # the door and the cell before
             row = {"seed": seed, "robot": robot, "seconds": round(seconds, 1)}
-            row |= {name: there.any(axis=1).mean() for name, there in seen.items()}
+            row |= {name: float(there.any(axis=1).mean()) for name, there in seen.items()}
             whole = robots.make_robot(robot, found, problem, state.train)
             rows.append(show(row | reached(found, whole, 0.95)))
     print(f"{sum(r['aside'] >= 0.95 for r in rows if r['robot'] == 'learned')} seeds in 95 %")

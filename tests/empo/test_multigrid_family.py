@@ -69,7 +69,6 @@ def test_states_are_shown_on_their_own_map():
         assert (
             world.views.positions(situation).tolist() == layout.agents[layout.humans, :2].tolist()
         )
-        assert world.views.robots(situation).tolist() == layout.agents[layout.robots, :2].tolist()
 
 
 @pytest.mark.slow
