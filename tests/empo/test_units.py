@@ -286,16 +286,12 @@ def test_what_is_drawn_of_states_is_what_was_learned_of_them():
     tables = exact_tables(found)
     train = train_state(tables, 10**6)
     states = np.array([[0, 3, 5], [2, 1, 0]])
-    values, policy = jax.jit(functools.partial(diagnostics.looks, problem))(
-        train, episodes_of(states, states < 0)
-    )
+    looks = jax.jit(functools.partial(diagnostics.looks, problem))
+    values = looks(train, episodes_of(states, states < 0))
     v_h_e = np.asarray(tables["v_h_e"])[states.reshape(-1)]
     np.testing.assert_allclose(values[..., :-1], v_h_e, rtol=1e-6)
     x_h = (np.asarray(found.world.goal_weight) * v_h_e**2).sum(axis=-1)
     np.testing.assert_allclose(values[..., -1], x_h, rtol=1e-5)
-    q = -np.asarray(tables["q_r"])[states.reshape(-1)].astype(float)
-    want = q ** -float(problem.params.beta_r)
-    np.testing.assert_allclose(policy, want / want.sum(axis=-1, keepdims=True), rtol=1e-3)
 
 
 def test_files_are_an_episode_and_maps_with_the_walls_of_theirs(monkeypatch):
