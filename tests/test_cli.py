@@ -48,7 +48,7 @@ def test_the_command_lists_the_commands_with_what_they_do(capsys):
     cli.run([])
     listed = capsys.readouterr().out
     assert "  train           Train an agent.\n" in listed and "  evaluate " in listed
-    for name in ("jobs", "speed", "ablate"):  # a module without a command, developers' tools
+    for name in ("jobs", "hotspots", "ablate"):  # a module without a command, developers' tools
         assert f"  {name} " not in listed
     with pytest.raises(SystemExit, match="mbx fly: unknown, choose one of .*train"):
         cli.run(["fly"])
