@@ -5,10 +5,9 @@
     python -m benchmarks.empo robots --workdir=runs/mine           # what humans reach with a run
     python -m benchmarks.empo robots --worlds=grid_rock_1h1r,multigrid/door --out=robots.csv
 
-`errors`: mean absolute errors at the replay's states over learner updates. `networks`: one part of
-the learner left out or changed at a time. `robots`: the share of goals that humans reach with
-trained, exact, random and frozen robots. `locked_in`: key, door and way out in the paper's 4.2.
-Times are of the processor, without compilation.
+`errors` over updates, of what the replay holds; `networks` with one part of the learner left out;
+`robots`: shares of goals reached; `locked_in`: key, door and way out in the paper's 4.2. Times are
+of the processor, without compilation.
 """
 
 from __future__ import annotations
@@ -47,8 +46,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "without advantage loss": {"loss": {"advantage_coef": 0.0}},
     "with neither": {"model": {"q_head": "exp"}, "loss": {"advantage_coef": 0.0}},
     "without varied starts": {"run": {"varied_starts": 0.0}},
-    "with 2048 rows": {"run": {"rows": 2_048}},
-    "with batches of 128": {"loss": {"batch_size": 128}},
     "with drawn human actions": {"loss": {"human_expectation": "fresh", "human_samples": 4}},
 }
 
@@ -108,11 +105,10 @@ def errors(out: str) -> None:
     """Learning curves against the exact solution."""
     given, curves = flags.FLAGS, []
     for world in given.worlds or ERROR_WORLDS:
-        for case in given.cases or CASES:
+        for case in CASES:
             kind, humans = case.split("-")
             drawn = {"human_samples": 4} if humans == "fresh" else {}
-            rate = given.min_rate if humans != "exact" else 1.0
-            tables = {"kind": kind, "table_min_rate": rate}
+            tables = {"kind": kind, "table_min_rate": 0.01 if humans != "exact" else 1.0}
             settings = settings_of(
                 given.updates,
                 model=tables if kind == "tables" else {"hidden": 64},
@@ -123,9 +119,8 @@ def errors(out: str) -> None:
                 moments = trained(world, settings, seed, points=20, seeded=10, rows=2_048)
                 for found, problem, state, seconds, means in moments:
                     visited = evaluation.visited_states(found.world, state.replay)
-                    row = {"world": world, "case": case, "seed": seed}
+                    row = {"world": world, "case": case, "seed": seed, "visited": len(visited)}
                     row |= {"updates": int(state.train.step), "seconds": round(seconds, 2)}
-                    row |= {"visited": len(visited)}
                     row |= evaluation.exact_errors(problem, found.solution, state.train, visited)
                     row |= {name: means.get(name, 0.0) for name in ("overflow", "mass_error")}
                     curves.append(row)
@@ -163,15 +158,6 @@ def networks(out: str) -> None:
             write_rows(out, rows)
 
 
-def of_run(workdir: str) -> tuple[Settings, Any, Any, Any]:
-    """Settings, problem, world and train state of a run. Raises ValueError for another agent's."""
-    _, train, settings = run.load(workdir, which=flags.FLAGS.which)
-    if settings.agent != "empo":
-        raise ValueError(f"{workdir} is a run of agent {settings.agent!r}, not empo")
-    spec = build.make_environment(settings, 1, seed=0).spec
-    return settings, resolve(settings, spec), spec.world, train
-
-
 def compare_robots(out: str) -> None:
     """A row per robot: of a run, or of worlds with nobody learned."""
     given, rows = flags.FLAGS, []
@@ -179,9 +165,12 @@ def compare_robots(out: str) -> None:
         raise ValueError("give --workdir or --worlds")
     every: list[tuple[str, Any, float, Any, Any]] = []
     if given.workdir:
-        settings, problem, found, train = of_run(given.workdir)
-        name = settings.env.name.removeprefix("empo:")
-        every.append((name, found, float(problem.params.gamma_h), problem, train))
+        _, train, settings = run.load(given.workdir, which=given.which)
+        if settings.agent != "empo":
+            raise ValueError(f"{given.workdir} is a run of agent {settings.agent!r}, not empo")
+        spec = build.make_environment(settings, 1, seed=0).spec
+        problem, name = resolve(settings, spec), settings.env.name.removeprefix("empo:")
+        every.append((name, spec.world, float(problem.params.gamma_h), problem, train))
     for name in given.worlds:
         found = named_world(name, default=PowerParams())
         gamma = float((found.params or PowerParams()).gamma_h)
@@ -246,10 +235,8 @@ def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Run directory of `robots`.")
     flags.DEFINE_string("which", "latest", "Checkpoint: latest, best or a step.")
     flags.DEFINE_list("worlds", [], "Worlds (default: those of the table).")
-    flags.DEFINE_list("cases", [], "KIND-HUMANS of `errors` (default: all).")
     flags.DEFINE_list("seeds", ["0"], "Seeds.")
     flags.DEFINE_integer("updates", 6_000, "Learner updates per run (10,000 in `networks`).")
-    flags.DEFINE_float("min_rate", 0.01, "Least rate of tables with drawn human actions.")
     flags.DEFINE_integer("episodes", 20_000, "Episodes per robot.", lower_bound=2)
     flags.DEFINE_integer("length", TIME_LIMIT, "Steps per episode.", lower_bound=1)
 
