@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from mbx import power
@@ -409,6 +410,21 @@ def test_a_stage_trains_what_it_says(q_encoder):
             if name in other:
                 moved = after(jnp.int32(stage), targets._replace(**other[name]))
                 assert changed(plain, moved) == (number <= stage), (stage, name)
+
+
+def test_the_clipping_norm_may_follow_the_learning_rate():
+    """A norm of 1e-3 at a rate of 2e-4, twice 1e-4, is one of 2e-3."""
+    rates = dict(learning_rate_v=2e-4, learning_rate_q=3e-4)
+    clip = dict(grad_clip_norm=1e-3, scale_clip=True)
+    settings = settings_of(model=dict(hidden=2), optimizer=rates | clip, curriculum=AT_ONCE)
+    problem, one = problem_of(load("dag_2h2r"), settings), jnp.ones((4, 4))
+    wanted = empo_targets.Targets(-one, one > 0, one[:, None], one[:, None], one, one[:, :2])
+    learn = jax.jit(functools.partial(learners.learn_networks, problem))
+    train = learners.init_state(problem, jax.random.key(0))
+    after, _ = learn(train, jnp.arange(4), wanted, jnp.ones(4, bool))
+    for name, norm in (("v_h_e", 2e-3), ("q_r", 3e-3)):
+        first_moment = after.opt_state[name][1].mu  # a tenth of the clipped gradient
+        assert float(optax.tree.norm(first_moment)) == pytest.approx(0.1 * norm, rel=1e-4)
 
 
 def test_a_table_counts_the_targets_that_there_are():

@@ -98,8 +98,7 @@ def solve(
         None if given is None else jnp.asarray(_given_prior(given, world), dtype)
         for given in (human_policy, habit)
     )
-    numbers = PowerParams(*(x if isinstance(x, str) else jnp.asarray(x, dtype) for x in params))
-    numbers = numbers._replace(reduce=None, optimistic=None)  # type: ignore[arg-type]  # words
+    numbers = PowerParams(*(None if isinstance(x, str) else jnp.asarray(x, dtype) for x in params))  # type: ignore[arg-type]
     arrays = _arrange(world, dtype, goal_prob)
     sizes = (len(world.humans), len(world.robots), int(world.num_actions))
     words: dict[str, Any] = {"sizes": sizes, "reduce": params.reduce}
