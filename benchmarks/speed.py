@@ -91,7 +91,7 @@ def small(case: Case) -> Case:
     asked = dict(size="tiny", batch=8, env=task, repeats=3, dtype="float32", only=case.only[:1])
     asked |= dict(envs=2 if case.env else 1, seeds=2 if case.seeds else 0)
     asked |= dict(workers=min(case.workers, 2), unroll=min(case.unroll, 2))
-    return case._replace(**asked, steps=min(case.steps, 200))
+    return case._replace(**asked, steps=min(case.steps, 120))
 
 
 def rehearsal(name: str) -> tuple[Case, ...]:
@@ -310,7 +310,7 @@ class Rows:
 
     def __init__(self, case: Case, partition: Partition) -> None:
         self.case, self.partition = case, partition
-        self.rate, self.rows = gemm_rate(case.dtype), []
+        self.rate, self.rows = gemm_rate(case.dtype, repeats=case.repeats), []
 
     def wants(self, name: str) -> bool:
         """Whether the case asks for an operation."""
@@ -332,7 +332,7 @@ class Rows:
         missing = sorted(set(case.only) - {row.name for row in self.rows})
         if missing:
             raise ValueError(f"--only={','.join(missing)}: no operation of --preset={case.preset}")
-        rate = max(self.rate, gemm_rate(case.dtype))
+        rate = max(self.rate, gemm_rate(case.dtype, repeats=case.repeats))
         rows = [r._replace(floor_ms=1e6 * r.gflop * 1e6 / rate) for r in self.rows]
         rows = [r._replace(ratio=r.median_ms / r.floor_ms if r.floor_ms else 0.0) for r in rows]
         told = dict(case=named(case), size=config["model"]["size"], obs=spec.obs_shape)
@@ -586,7 +586,7 @@ def run(given: Any) -> dict[str, Any]:
     allocator.dispatch_inline()  # as the commands whose operations these are
     jax.config.update("jax_num_cpu_devices", case.cores or devices.available_cores())
     if given.suite:
-        if given.rehearse:  # times of tiny cases say nothing
+        if given.rehearse:  # seeds would compile for longer than all the rest takes
             jax.config.update("jax_disable_most_optimizations", True)
         asked = (rehearsal if given.rehearse else SUITES.get)(given.suite)
         return {"cases": run_suite(asked, given.seconds, given.json)}

@@ -21,7 +21,7 @@ TINY = Case(preset="default", size="tiny", batch=8, envs=2, repeats=3)
 
 @pytest.fixture(autouse=True)
 def no_measurement(monkeypatch):
-    monkeypatch.setattr(speed, "gemm_rate", lambda dtype: 1e11)
+    monkeypatch.setattr(speed, "gemm_rate", lambda dtype, repeats: 1e11)
 
 
 PLANNING = "plan update environment targets reanalyze insert sample".split() + [speed.FUSED]
