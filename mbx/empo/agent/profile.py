@@ -22,9 +22,8 @@ def make_profile(
     problem: Problem, experience: Callable[[Array, Array], Any], others: Any = None
 ) -> Callable[[Any, replay.ReplayState, Array], Diagnostics]:
     """Diagnostics `profile/..._ms`, medians, with counts of a batch, after those of `others`.
-    draw: states from the replay and human actions; successors: all that may follow; features: what
-    networks read of these; networks: their values; aggregation: sums over successors; targets: all
-    but draw, as the learner compiles them.
+    draw: states and human actions; successors: all that may follow; features: what networks read of
+    these; networks: their values; aggregation: sums over successors; targets: all but draw.
     experience: (observations, key) -> states, human actions, and successors where they are stored.
     """
     loss, room = problem.settings.loss, problem.capacity

@@ -212,11 +212,8 @@ def _solve(
         worth = attained(v, a.achieved, p.gamma_h, over)
         return _value(a, sizes, worth, pi_r, others, own)
 
-    def robot(v_r: Array) -> tuple[Array, Array]:
-        return _robot(a, p, sizes, v_r, marginal)
-
-    def reward(v: Array) -> tuple[Array, Array, Array]:
-        return _reward(a, p, reduce, v)
+    robot = partial(_robot, a, p, sizes, marginal=marginal)
+    reward = partial(_reward, a, p, reduce)
 
     def sweep(values: tuple[Array, Array]) -> tuple[Array, Array]:
         q, pi_r = robot(values[1])
