@@ -90,7 +90,7 @@ def small(case: Case) -> Case:
     task = case.env and ("dmc:walker-walk" if case.workers else "gymnax:Pendulum-v1")
     asked = dict(size="tiny", batch=8, env=task, repeats=3, dtype="float32", only=case.only[:1])
     asked |= dict(envs=2 if case.env else 1, seeds=2 if case.seeds else 0)
-    asked |= dict(workers=min(case.workers, 2), unroll=min(case.unroll, 2))
+    asked |= dict(workers=min(case.workers, 2), unroll=2 if case.preset == "dreamer" else 1)
     return case._replace(**asked, steps=min(case.steps, 120))
 
 
