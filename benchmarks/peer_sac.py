@@ -130,7 +130,8 @@ def table(sac, **others):
     head = [name for one in others for name in (f"steps of {one}", f"s of {one}")]
     yield ["task", "steps of SAC", "its return", "s of SAC", *head]
     for task, (_, steps, _) in TASKS.items():
-        last = [x for x in sac if (x["task"], x["step"]) == (task, steps)]
+        if not (last := [x for x in sac if (x["task"], x["step"]) == (task, steps)]):
+            continue
         goal, cells = statistics.mean(x["return"] for x in last), []
         for rows in others.values():
             own = [x for x in rows if x["task"] == task]
