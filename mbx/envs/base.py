@@ -119,9 +119,9 @@ class Suite(NamedTuple):
     extra: str = ""  # extra of the package that installs the suite's dependencies
     takes_kwargs: bool = False  # `env.kwargs`
     gives_info: bool = False  # host tasks keep the last step's numbers as `info` (`env.metrics`)
-    # Host tasks draw themselves. `host` takes `images` (`Images` or None), with which tasks have
-    # `picture()`, and `film`, with which they have `render()` and `seconds` (of an environment
-    # step). Pictures are uint8 [height, width, 3].
+    # Host tasks draw themselves. `host` takes `images` (`Images` or None), with `pixels` of which
+    # they have `picture()`, and `film`, with which they have `render()` and `seconds` (of a step).
+    # Pictures are uint8 [height, width, 3].
     draws: bool = False
 
 

@@ -58,7 +58,7 @@ class _Task:
         self.obs_shape = self._begin().shape
         self.obs_dtype = np.float32
         self.seconds = float(env.control_timestep())
-        if images:  # what is observed, uint8 `[H, W, 3]`
+        if images and images.pixels:  # what is observed, uint8 `[H, W, 3]`
             side = images.drawn_size
             self.picture = _pictures(task, side, side, not images.shadows, env)
         if film:  # a frame for a video, uint8 `[height, width, 3]`

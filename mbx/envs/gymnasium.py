@@ -42,10 +42,12 @@ def load(
             f"env.shadows=False: gym:{task} draws itself, tasks of dmc: alone are drawn without: "
             "leave it out"
         )
-    if not images and not film:
-        return _load(task, kwargs)
+    drawn = images is not None and images.pixels
+    pictures = images is not None and not drawn
+    if not drawn and not film:
+        return _load(task, kwargs, pictures)
     try:
-        return _load(task, kwargs | {"render_mode": "rgb_array"})
+        return _load(task, kwargs | {"render_mode": "rgb_array"}, pictures)
     except (ValueError, TypeError, custom.EnvironmentFailure) as error:
         raise NoRenderer(
             f"gym:{task} is not made with render_mode='rgb_array' ({error}): let it take that "
@@ -53,8 +55,10 @@ def load(
         ) from error
 
 
-def _load(task: str, kwargs: dict[str, Any]) -> _Task:
-    """Load the task, after validating another copy of a custom one (`mbx.envs.checks`)."""
+def _load(task: str, kwargs: dict[str, Any], pictures: bool) -> _Task:
+    """Load the task, after validating another copy of a custom one (`mbx.envs.checks`).
+    pictures: its pictures are of any size, since settings change them.
+    """
     name = f"gym:{task}"
     if custom.is_own(name):
         key, found = f"{name} {kwargs}", custom.find(name)
@@ -62,12 +66,12 @@ def _load(task: str, kwargs: dict[str, Any]) -> _Task:
             tried = functools.cache(functools.partial(tried_limit, name, kwargs))
             _CHECKED[key] = found, check_first(name, kwargs), tried
         env, (_, metrics, tried) = custom.make(name, kwargs), _CHECKED[key]
-        return _Task(env, task, lambda: time_limit(env) or tried(), metrics)
+        return _Task(env, task, lambda: time_limit(env) or tried(), metrics, pictures)
     env = custom.make_registered(name, task, kwargs | {"max_episode_steps": -1})
     check_spaces(name, env)
     limit = gymnasium.registry[env.spec.id].max_episode_steps or time_limit(env)
     limit = kwargs.get("max_episode_steps", limit)
-    return _Task(env, task, lambda: None if limit == -1 else limit)
+    return _Task(env, task, lambda: None if limit == -1 else limit, (), pictures)
 
 
 class _Task:
@@ -76,7 +80,12 @@ class _Task:
     ends_at = None  # its own time limit is taken off, or is a cut like any other
 
     def __init__(
-        self, env: Any, task: str, limit: Callable[[], int | None], metrics: tuple[str, ...] = ()
+        self,
+        env: Any,
+        task: str,
+        limit: Callable[[], int | None],
+        metrics: tuple[str, ...] = (),
+        pictures: bool = False,
     ) -> None:
         self._env, self._name, self._limit, self.metrics = env, f"gym:{task}", limit, metrics
         self.can_terminate = not task.startswith(_ENDLESS)
@@ -90,7 +99,7 @@ class _Task:
         self._space = env.observation_space
         parts = {name: one for name, one, _ in leaves(self._space, self._space)}
         self._alone = "" in parts
-        self._forms = {name: _form(one, self._alone) for name, one in parts.items()}
+        self._forms = {name: _form(one, self._alone, pictures) for name, one in parts.items()}
         shapes, dtypes = ({n: x[i] for n, x in self._forms.items()} for i in (0, 1))
         self.obs_shape, self.obs_dtype = self._forms[""] if self._alone else (shapes, dtypes)
         chosen = {name: _choices(one) for name, one in parts.items()}
@@ -143,12 +152,13 @@ class _Task:
         return found[""] if self._alone else found
 
 
-def _form(space: Space, alone: bool) -> tuple[tuple[int, ...], Any]:
+def _form(space: Space, alone: bool, pictures: bool) -> tuple[tuple[int, ...], Any]:
     """Shape and type of what is observed of a space without parts."""
     if isinstance(space, Box):
         shape, dtype = form(space, alone)
-        # Pictures that are too small for an encoder are symbols, such as MiniGrid's 7x7.
-        symbols = dtype == np.uint8 and max(shape) < _SMALLEST_PICTURE
+        # Pictures that are too small for an encoder are symbols, such as MiniGrid's 7x7, unless
+        # they are resized or stacked.
+        symbols = not pictures and dtype == np.uint8 and max(shape) < _SMALLEST_PICTURE
         return ((math.prod(shape),), np.float32) if symbols else (shape, dtype)
     if isinstance(space, NUMBERS):
         return utils.flatten_space(space).shape, np.float32

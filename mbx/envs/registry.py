@@ -166,7 +166,7 @@ def make_share(
     suite, task = _found(name)
     load = suite.host
     if suite.draws:
-        load = functools.partial(load, images=images if images.pixels else None, film=film)
+        load = functools.partial(load, images=None if images == Images() else images, film=film)
     with contextlib.ExitStack() as opened, _names_missing_package(name, suite.extra):
         tasks = []
         for one in seeds:

@@ -69,6 +69,9 @@ def test_symbols_are_numbers_text_is_left_out_and_success_is_logged():
     step = rollout(environment, 4)[1][-1]
     found = {name: float(x[0]) for name, x in step.metrics.items()}
     assert found == {"is_success": 0.25, "is_success_last": 1.0} and step.truncated[0]
+    for images, shape in ((envs.Images(stack=2), (7, 7, 6)), (envs.Images(size=9), (9, 9, 3))):
+        pictured = envs.make("gym:python:Maze", 1, images=images, observe=["image"])
+        assert pictured.spec.obs_shape == shape and pictured.spec.obs_dtype == np.uint8
     asked = envs.make("gym:python:Maze", 1, metrics=["cost", "is_success"], workers=0)
     assert asked.spec.metrics == ("cost", "is_success")
     # As a run prints it.
