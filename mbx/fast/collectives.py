@@ -212,3 +212,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     places = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     falling, places = jax.lax.sort((-x, places), num_keys=1, is_stable=True)
     return -falling[..., :k], places[..., :k]
+
+
+# Former names, for code outside of mbx.
+taking_apart, apart, total, together = data_parallel, shard_map, psum, all_gather
