@@ -55,7 +55,7 @@ def test_every_operation_of_a_preset_can_be_traced(preset, monkeypatch):
 def test_only_the_operations_that_are_asked_for():
     result = speed.benchmark(TINY._replace(only=("insert", "sample")))
     assert [row["name"] for row in result["rows"]] == ["insert", "sample"]
-    assert result["env"] == "toy:linear" and "steps_per_second" not in result
+    assert "steps_per_second" not in result
     with pytest.raises(ValueError, match="--only=plam"):
         speed.benchmark(TINY._replace(only=("sample", "plam")))
 
