@@ -78,9 +78,9 @@ def headline() -> set[str]:
 
 
 def times_as_fast() -> set[str]:
-    """The least and the largest ratio to PyTorch that was measured, on both machines."""
+    """The least and the largest ratio to PyTorch."""
     ratios = []
-    for name in ("tables/performance_compiled.csv", "tables/performance_amd.csv"):
+    for name in ("tables/performance_compiled.csv",):
         with open(RESULTS / name, newline="") as file:
             head, *body = csv.reader(file)
         columns = [i for i, title in enumerate(head) if title == "times as fast"]
