@@ -38,7 +38,7 @@ class Policy:
         action, self._memory = self._act(self._params, self._memory, obs, self._first)
         self._first = np.zeros_like(self._first)
         action = in_space(self.about, np.asarray(action))
-        return action if self.about["batch"] else action[0]
+        return action if self.about["batch"] else jax.tree.map(lambda x: x[0], action)
 
 
 def as_seen(about, observation):
@@ -102,6 +102,8 @@ def finite(name, array):
 
 def in_space(about, action):
     """An action in the shape and the type that the environment takes, within its bounds."""
+    if about["action_parts"]:
+        return in_parts(about, action)
     if about["discrete"]:
         return action
     dtype = np.dtype(about["action_dtype"])
@@ -111,6 +113,20 @@ def in_space(about, action):
         action = np.clip(action, *bounds)
     shape = about["action_shape"]
     return action if shape is None else action.reshape(len(action), *shape)
+
+
+def in_parts(about, action):
+    """Actions of several parts: a dictionary by their names ("0", "1", … of a tuple's), or one."""
+    parts, found, start = about["action_parts"], {}, 0
+    if about["discrete"]:
+        firsts, counts = zip(*(one for *_, entries in parts for one in entries), strict=True)
+        action = np.stack(np.unravel_index(action, counts), axis=-1) + firsts
+    for name, shape, dtype, _ in parts:
+        here = slice(start, start := start + int(np.prod(shape)))
+        own = dict(discrete=False, action_parts=(), action_shape=shape, action_dtype=dtype)
+        own |= {bound: about[bound][here] for bound in ("action_low", "action_high")}
+        found[name] = in_space(about | own, action[:, here])
+    return found.get("", found)
 
 
 if __name__ == "__main__":

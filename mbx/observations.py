@@ -107,6 +107,24 @@ def flat(tree: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
+def nested(found: Mapping[str, Any]) -> Any:
+    """The tree whose `flat` names are these; names 0, 1, … are the places of a tuple.
+
+    Examples:
+        >>> observations.nested({"arm/0": 1, "arm/1": 2, "goal": 3})
+        {'arm': (1, 2), 'goal': 3}
+    """
+    if "" in found:
+        return found[""]
+    inner: dict[str, dict[str, Any]] = {}
+    for path, one in found.items():
+        name, _, rest = path.partition("/")
+        inner.setdefault(name, {})[rest] = one
+    made = {name: nested(one) for name, one in inner.items()}
+    is_tuple = list(made) == [str(i) for i in range(len(made))]
+    return tuple(made.values()) if is_tuple else made
+
+
 def layout(parts: Sequence[Part]) -> Layout:
     """What parts come to."""
     images = [part.shape for part in parts if part.is_image]

@@ -49,6 +49,17 @@ class Part(NamedTuple):
         return len(self.shape) == 3
 
 
+class ActionPart(NamedTuple):
+    """A named part of the environment's own action; a number is a part where an array has several.
+    choices: first number and count of each of its entries, () where it is continuous.
+    """
+
+    name: str  # "" of an array alone; arm/angle and positions as of observations
+    shape: tuple[int, ...]
+    dtype: str
+    choices: tuple[tuple[int, int], ...] = ()
+
+
 class Mean(NamedTuple):
     """A metric that only some updates have: the log divides by their number, not by all updates.
 
@@ -77,6 +88,8 @@ class EnvSpec(NamedTuple):
         action_low, action_high: what -1 and 1 mean in the task's own units, A numbers each; ()
             where that is -1 and 1. Of discrete actions action_low is the number of the first.
         action_shape, action_dtype: of the action that the environment itself takes; None: `[A]`.
+        action_parts: of such an action with several parts; the agent's discrete action is one
+            choice of all their combinations, its continuous action all their values.
         reward_range: the lowest and the highest reward of an environment step; () where the suite
             does not say.
         metrics: names of the numbers that its steps give besides, averaged over episodes.
@@ -109,6 +122,7 @@ class EnvSpec(NamedTuple):
     reset_solved: int = 0
     action_shape: tuple[int, ...] | None = None
     action_dtype: str = "float32"
+    action_parts: tuple[ActionPart, ...] = ()
 
 
 def streams(key: Array, *names: str) -> dict[str, Array]:

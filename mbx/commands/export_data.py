@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
 
 from mbx import observations
 from mbx.commands.arguments import make_parser
@@ -54,6 +54,7 @@ def write(workdir: str, name: str) -> int:
         raise ValueError(
             f"{workdir} has no spec.json: a data set is of one task, export such a run"
         )
+    datasets.check_one_action(spec)
     low, high = datasets.bounds(spec)
     action: Space = Discrete(spec.action_dim, start=int(low[0]))
     if not spec.discrete:
@@ -109,20 +110,17 @@ def _episodes(arrays: dict[str, np.ndarray], spec: EnvSpec, stack: int) -> Itera
 
 def _observations(obs: np.ndarray, spec: EnvSpec, stack: int) -> Any:
     """Parts `[T+1, ...]` as nested dictionaries, or the array; of stacked images the newest."""
-    parts, found = spec.parts, dict[str, Any]()
+    parts = spec.parts
     values = observations.named(parts, observations.split(parts, obs)) if parts else {"": obs}
-    for name, x in values.items():
-        *path, last = name.split("/")
-        where = found
-        for one in path:
-            where = where.setdefault(one, {})
-        where[last] = x[..., -(x.shape[-1] // stack) :] if x.ndim == 4 else x
-    return found if parts else found[""]
+    newest = {n: x[..., -(x.shape[-1] // stack) :] if x.ndim == 4 else x for n, x in values.items()}
+    return observations.nested(newest)
 
 
 def _space(obs: Any) -> Space:
     if isinstance(obs, dict):
         return Dict({name: _space(x) for name, x in obs.items()})
+    if isinstance(obs, tuple):
+        return Tuple([_space(x) for x in obs])
     if obs.dtype == np.uint8:
         return Box(0, 255, obs.shape[1:], np.uint8)
     most = 1.0 if obs.ndim == 4 else np.inf  # images in floats

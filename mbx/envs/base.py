@@ -396,13 +396,14 @@ def check_reward_range(name: str, given: Sequence[float]) -> tuple[float, ...]:
 
 def in_units(spec: EnvSpec, action: Any) -> Any:
     """Actions `[E, A]` in the environment's space: `[E, *action_shape]`, or `[E]` if discrete.
-    Under JAX tracing, continuous ones stay float32 `[E, A]`; `in_space` does the rest with NumPy.
+    Under JAX tracing they stay float32 `[E, A]` or `[E]`; `in_space` does the rest with NumPy.
     """
     xp = np if isinstance(action, np.ndarray) else jnp
     if spec.discrete:
         first = int(spec.action_low[0]) if spec.action_low else 0
         chosen = xp.argmax(action, axis=-1).astype(np.int64 if xp is np else np.int32)
-        return chosen + chosen.dtype.type(first)
+        chosen = chosen + chosen.dtype.type(first)
+        return in_space(spec, chosen) if xp is np else chosen
     action = xp.clip(action, -1.0, 1.0)
     if spec.action_high:
         low, high = (np.asarray(x, np.float32)[None] for x in (spec.action_low, spec.action_high))
@@ -410,8 +411,14 @@ def in_units(spec: EnvSpec, action: Any) -> Any:
     return in_space(spec, action) if xp is np else action
 
 
-def in_space(spec: EnvSpec, action: np.ndarray) -> np.ndarray:
-    """Continuous actions `[E, A]` as the environment takes them: its type, rounded, clipped."""
+def in_space(spec: EnvSpec, action: np.ndarray) -> Any:
+    """Continuous actions `[E, A]` or numbers `[E]` as the environment takes them.
+    They are rounded and clipped for its type; with `action_parts` they are a tree of `[E, ...]`.
+    """
+    if spec.action_parts:
+        return _parts_of(spec, action)
+    if spec.discrete:
+        return action
     dtype = np.dtype(spec.action_dtype)
     action = (np.rint(action) if dtype.kind in "iu" else action).astype(dtype)
     if spec.action_high:
@@ -419,6 +426,21 @@ def in_space(spec: EnvSpec, action: np.ndarray) -> np.ndarray:
         action = np.clip(action, low, high)
     shape = spec.action_shape
     return action if shape is None else action.reshape(len(action), *shape)
+
+
+def _parts_of(spec: EnvSpec, action: np.ndarray) -> Any:
+    """Actions as an array, a dictionary or a tuple, of all parts."""
+    parts, start, found = spec.action_parts, 0, {}
+    if spec.discrete:
+        firsts, counts = zip(*(one for part in parts for one in part.choices), strict=True)
+        action = np.stack(np.unravel_index(action, counts), axis=-1) + firsts
+    for part in parts:
+        here = slice(start, start := start + math.prod(part.shape))
+        bounds = dict(action_low=spec.action_low[here], action_high=spec.action_high[here])
+        own = dict(discrete=False, action_parts=(), action_shape=part.shape, **bounds)
+        own = spec._replace(action_dtype=part.dtype, **own)
+        found[part.name] = in_space(own, action[:, here])
+    return observations.nested(found)
 
 
 def check_counts(name: str, **counts: int | None) -> None:

@@ -25,8 +25,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from mbx import observations
 from mbx.envs import custom
 from mbx.envs.base import RawEnvironment
+from mbx.types import ActionPart
 
 _STEPS = 5
+_MOST_COMBINATIONS = 1024  # of a discrete action's parts
 _TRIED_STEPS = 2_000  # in search of a time limit that nothing declares
 _SUCCESS = ("success", "is_success", "solved")  # what `info` calls it
 # Largest numbers that are learned from, and what to do; TD-MPC's bins end at symexp(10).
@@ -109,22 +111,60 @@ def check_spaces(name: str, env: Any) -> None:
     action, observation = env.action_space, env.observation_space
     # What a Dict holds is checked where its parts are chosen (`mbx.observations.choose`).
     seen = isinstance(observation, Dict | Tuple | NUMBERS)
-    for field, space, taken, needed in (
-        ("action_space", action, _is_bounded(action), "a bounded Box or a Discrete one is"),
-        ("observation_space", observation, seen, "numbers are"),
+    for field, space, needed in (
+        ("action_space", action, _needed_action(action)),
+        ("observation_space", observation, "" if seen else "numbers are needed"),
     ):
         kind = type(space)
         if not isinstance(space, Space):
-            space, needed = f"a {kind.__module__}.{kind.__name__}", "one of gymnasium.spaces is"
-        elif taken:
-            continue
-        raise ValueError(f"env.name={name!r}: {field} is {space}: {needed} needed")
+            space = f"a {kind.__module__}.{kind.__name__}"
+            needed = "one of gymnasium.spaces is needed"
+        if needed:
+            raise ValueError(f"env.name={name!r}: {field} is {space}: {needed}")
+
+
+def _needed_action(space: Any) -> str:
+    """What an action space lacks; "" where agents can act in it."""
+    spaces = [one for _, one, _ in leaves(space, space)]
+    if not spaces or not all(map(_is_bounded, spaces)):
+        return "bounded Box or discrete spaces, or a Dict or Tuple of these, are needed"
+    if len({isinstance(one, Box) for one in spaces}) > 1:
+        return "all its parts must be Box, or all discrete: divide the Box in a wrapper"
+    if (number := combinations(action_parts(space))) > _MOST_COMBINATIONS:
+        return (
+            f"its {number:,} combinations are one choice to agents, which take up to "
+            f"{_MOST_COMBINATIONS:,}: leave out some in a wrapper"
+        )
+    return ""
+
+
+def choices(space: Space) -> tuple[tuple[int, int], ...]:
+    """First number and size of each choice in a space, as `EnvSpec.choices`."""
+    if not isinstance(space, Discrete | MultiDiscrete):
+        return ()
+    sizes = space.n if isinstance(space, Discrete) else space.nvec
+    return tuple(zip(np.ravel(space.start).tolist(), np.ravel(sizes).tolist(), strict=True))
+
+
+def action_parts(space: Space) -> tuple[ActionPart, ...]:
+    """The parts of an action space, in its order."""
+    found = []
+    for name, one, _ in leaves(space, space):
+        binary = ((0, 2),) * (isinstance(one, MultiBinary) and math.prod(one.shape))
+        found.append(ActionPart(name, one.shape, one.dtype.name, choices(one) or binary))
+    return tuple(found)
+
+
+def combinations(parts: Sequence[ActionPart]) -> int:
+    """Number of actions of discrete parts together, 0 where they are continuous."""
+    counts = [count for part in parts for _, count in part.choices]
+    return math.prod(counts) if counts else 0
 
 
 def _is_bounded(space: Any) -> bool:
-    """Whether a space is Discrete, or a Box that float32 represents (whole numbers to 2**24)."""
+    """Whether a space is discrete, or a Box that float32 represents (whole numbers to 2**24)."""
     if not isinstance(space, Box):
-        return isinstance(space, Discrete)
+        return isinstance(space, NUMBERS)
     largest = 2**24 if space.dtype.kind in "iu" else np.finfo(np.float32).max / 2
     return bool((np.abs(np.array([space.low, space.high], np.float64)) <= largest).all())
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space, Text, utils
+from gymnasium.spaces import Box, Discrete, Space, Text, utils
 
-from mbx.envs import custom, snapshot
+from mbx.envs import checks, custom, snapshot
 from mbx.envs.base import Suite
 from mbx.envs.checks import NUMBERS, check_first, check_spaces, leaves, time_limit, tried_limit
 from mbx.envs.images import Images, form
@@ -89,20 +89,24 @@ class _Task:
     ) -> None:
         self._env, self._name, self._limit, self.metrics = env, f"gym:{task}", limit, metrics
         self.can_terminate = not task.startswith(_ENDLESS)
-        space = env.action_space
-        self.num_actions = int(space.n) if isinstance(space, Discrete) else 0
-        if self.num_actions:
-            self.action_low = np.array([space.start])
-        else:
-            self.action_low, self.action_high = space.low.reshape(-1), space.high.reshape(-1)
+        space, parts = env.action_space, checks.action_parts(env.action_space)
+        self.num_actions = checks.combinations(parts)
+        if not isinstance(space, Box | Discrete):
+            self.action_parts = parts
+        elif not self.num_actions:
             self.action_shape, self.action_dtype = space.shape, space.dtype.name
+        if self.num_actions:
+            self.action_low = np.array([space.start if isinstance(space, Discrete) else 0])
+        else:
+            boxes = utils.flatten_space(space)
+            self.action_low, self.action_high = boxes.low, boxes.high
         self._space = env.observation_space
         parts = {name: one for name, one, _ in leaves(self._space, self._space)}
         self._alone = "" in parts
         self._forms = {name: _form(one, self._alone, pictures) for name, one in parts.items()}
         shapes, dtypes = ({n: x[i] for n, x in self._forms.items()} for i in (0, 1))
         self.obs_shape, self.obs_dtype = self._forms[""] if self._alone else (shapes, dtypes)
-        chosen = {name: _choices(one) for name, one in parts.items()}
+        chosen = {name: checks.choices(one) for name, one in parts.items()}
         self.choices = tuple((name, found) for name, found in chosen.items() if found)
         fps = (env.metadata or {}).get("render_fps")
         self.seconds = 1.0 / fps if fps else float(getattr(env.unwrapped, "dt", None) or _PACE)
@@ -163,14 +167,6 @@ def _form(space: Space, alone: bool, pictures: bool) -> tuple[tuple[int, ...], A
     if isinstance(space, NUMBERS):
         return utils.flatten_space(space).shape, np.float32
     return (), np.str_ if isinstance(space, Text) else np.object_
-
-
-def _choices(space: Space) -> tuple[tuple[int, int], ...]:
-    """First number and size of each one-hot choice in a space, as `EnvSpec.choices`."""
-    if not isinstance(space, Discrete | MultiDiscrete):
-        return ()
-    sizes = space.n if isinstance(space, Discrete) else space.nvec
-    return tuple(zip(np.ravel(space.start).tolist(), np.ravel(sizes).tolist(), strict=True))
 
 
 SUITE = Suite(host=load, takes_kwargs=True, gives_info=True, draws=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from mbx import observations
@@ -19,7 +21,7 @@ from mbx.envs.render import NoRenderer
 class Task(Protocol):
     """One host task, not vectorized; obs_shape and obs_dtype may be dictionaries.
     It may have further fields of `EnvSpec` (`reward_range`, `choices`, `action_shape`,
-    `action_dtype`), and `info`, the last step's dictionary of numbers (`env.metrics`).
+    `action_dtype`, `action_parts`), and `info`, the last step's numbers (`env.metrics`).
     """
 
     num_actions: int  # 0 for continuous actions
@@ -33,7 +35,7 @@ class Task(Protocol):
 
     def reset(self, seed: int | None) -> Any: ...  # None continues the task's own generator
     # Observation, reward, terminated, and truncated (only by the simulator itself).
-    def step(self, action: np.ndarray | int) -> tuple[Any, float, bool, bool]: ...
+    def step(self, action: Any) -> tuple[Any, float, bool, bool]: ...
     # A snapshot that any instance of the task continues from exactly, or None.
     def get_state(self) -> bytes | None: ...
     def set_state(self, snapshot: bytes) -> None: ...
@@ -95,7 +97,8 @@ class SteppedEnvironment(HostEnvironment):
 
     def step(self, action: np.ndarray) -> Timestep:
         actions = in_units(self.spec, np.asarray(action))
-        results = [self._step(i, one) for i, one in enumerate(actions)]
+        each = (jax.tree.map(lambda x: x[i], actions) for i in range(self.num_envs))  # noqa: B023
+        results = [self._step(i, one) for i, one in enumerate(each)]
         final_obs, *judged = (np.stack(column) for column in zip(*results, strict=True))
         counts = [self._episode[name] for name in ("length", "total", "solved")]
         timestep, after = self._plan.count(tuple(counts), final_obs, *judged)
@@ -147,7 +150,7 @@ class SteppedEnvironment(HostEnvironment):
         is_last = self._episode["length"][i] == self.spec.episode_length - 1
         for _ in range(self._plan.last if is_last else self.spec.action_repeat):
             # The environment may write into its array.
-            obs, reward, terminated, truncated = task.step(action.copy())
+            obs, reward, terminated, truncated = task.step(copy.deepcopy(action))
             total += reward
             if self._metrics:
                 self._note_metrics(i)

@@ -204,6 +204,12 @@ def read(name: str, spec: EnvSpec, env: Env) -> dict[str, np.ndarray]:
     return arrays | {field: x.astype(np.int32) for field, x in counts.items()}
 
 
+def check_one_action(task: Any) -> None:
+    """Raise ValueError for a task whose actions have several parts."""
+    if getattr(task, "action_parts", ()):
+        raise ValueError("actions are a single Box or Discrete space in data sets, and have parts")
+
+
 def bounds(spec: EnvSpec) -> tuple[np.ndarray, np.ndarray]:
     """The lowest and the highest action in the task's units; of discrete ones the numbers."""
     if spec.discrete:
@@ -233,6 +239,7 @@ def _plan(name: str, recording: Any, spec: EnvSpec, env: Env) -> tuple[base.Plan
     made.unwrapped = SimpleNamespace()
     checks.check_spaces(name, made)
     task: Any = suite._Task(made, name, lambda: spec.episode_length)
+    check_one_action(task)
     if wanted := [part.name for part in spec.parts]:
         has = task.obs_shape if isinstance(task.obs_shape, dict) else {}
         if missing := [part for part in wanted if part not in has]:

@@ -32,6 +32,7 @@ import jax
 from mbx.agents.settings import Log, RunSettings
 from mbx.settings import flatten, to_dict
 from mbx.training.files import atomic_write, parse_json, read_json, written
+from mbx.types import EnvSpec
 
 _COMPARED = ("eval/return_mean", "train/episode/return")  # by TensorBoard's hyperparameters
 _EPISODES = {  # by kind: file and columns
@@ -532,10 +533,14 @@ def print_devices() -> None:
     say(f"running on {devices}, jax {jax.__version__}{missed_gpu(jax.config.jax_platforms)}")
 
 
-def print_task_settings(settings: RunSettings, chosen: RunSettings) -> None:
-    """Print the settings that `RunSettings.for_task` filled in."""
+def print_task_settings(settings: RunSettings, chosen: RunSettings, spec: EnvSpec) -> None:
+    """Print the settings that `RunSettings.for_task` filled in, and how actions are joined."""
     before, after = (dict(flatten(to_dict(one))) for one in (settings, chosen))
     found = [f"{name}={after[name]}" for name in after if after[name] != before[name]]
+    if parts := spec.action_parts:
+        names = (f"{p.name} {[n for _, n in p.choices] or list(p.shape)}".strip() for p in parts)
+        joined = f"one choice of {spec.action_dim}" if spec.discrete else "joined numbers"
+        found.append(f"actions are {joined}, {', '.join(names)}")
     if found:
         say(f"for {settings.env.name}: {', '.join(found)}")
 

@@ -200,7 +200,7 @@ class _Graph:
             values = dict(zip(self.inputs, [obs, first, *carry[:-1], *draw(carry)], strict=True))
             action = run({name: np.asarray(values[name]) for name in self.used})
             wanted, carry = policy.compiled(policy.leaves, carry, obs, first)
-            wanted = wanted if spec.discrete else in_space(spec, np.asarray(wanted))
+            wanted = in_space(spec._replace(action_parts=()), np.asarray(wanted))
             off = np.abs(action - np.asarray(wanted, np.float64)).reshape(len(action), -1)
             found.append(np.max(off / (1.0 if spec.discrete else np.maximum(1.0, half))))
         return float(np.max(found))

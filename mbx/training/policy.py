@@ -151,7 +151,7 @@ class Policy:
         first = np.ones(self._num, bool)
         self._first = first if which is None else self._first | np.asarray(which, bool)
 
-    def __call__(self, observation: Any) -> np.ndarray | int:
+    def __call__(self, observation: Any) -> Any:
         """The action for an observation, or `[batch, ...]` of them.
 
         Args:
@@ -161,7 +161,7 @@ class Policy:
 
         Returns:
             The action in the environment's own units, shape and type, or `[batch, ...]` of them; an
-            int, or `[batch]` int32, where actions are discrete.
+            int, or `[batch]` int32, of a Discrete space; a dictionary or tuple of those.
 
         Raises:
             ValueError: for an observation of another shape, or one that is not finite.
@@ -170,11 +170,11 @@ class Policy:
         obs = obs.reshape(self.shape)
         action, self._carry = self.compiled(self.leaves, self._carry, obs, self._first)
         self._first = np.zeros(self._num, bool)
-        action = np.asarray(action)
-        if self.spec.discrete:
-            return action if self._batch else int(action[0])
-        action = in_space(self.spec, action)
-        return action if self._batch else action[0]
+        action = in_space(self.spec, np.asarray(action))
+        if self._batch:
+            return action
+        alone = jax.tree.map(lambda x: x[0], action)
+        return int(alone) if self.spec.discrete and not self.spec.action_parts else alone
 
     def save(self, path: str) -> int:
         """Write the policy to one file for CPUs, NVIDIA GPUs and TPUs; returns its bytes.
@@ -203,7 +203,7 @@ class Policy:
     def about(self) -> dict[str, Any]:
         """Inputs and outputs of an exported file's program, as JSON."""
         spec = self.spec
-        names = ("parts", "choices", "discrete", "action_shape", "action_dtype")
+        names = ("parts", "choices", "discrete", "action_shape", "action_dtype", "action_parts")
         return {name: getattr(spec, name) for name in (*names, "action_low", "action_high")} | {
             "task": spec.name,
             "obs_shape": self.shape,

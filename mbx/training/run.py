@@ -216,7 +216,7 @@ def _train(
             logging.say(f"resuming {workdir} from step {made:,} of {planned:,}")
             logging.say("changed: " + "; ".join(changed) if changed else "no setting changed")
         logging.print_devices()
-        logging.print_task_settings(settings, job.chosen)
+        logging.print_task_settings(settings, job.chosen, spec)
     if not made:
         describe(job, state, seed_runs)
     state, after = _drive(job, state, made, checkpointer, seed_runs, started, interrupt)

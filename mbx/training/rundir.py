@@ -48,7 +48,7 @@ from mbx.settings import flatten, from_dict, to_dict
 from mbx.training.files import atomic_write, read_json
 from mbx.training.logging import read_rows
 from mbx.training.state import LoopState
-from mbx.types import EnvSpec, Part
+from mbx.types import ActionPart, EnvSpec, Part
 
 Config = Mapping[str, Any]
 _LOG = 50e6  # bytes of rows, events and figures
@@ -289,6 +289,12 @@ _IF_ANY: dict[str, Callable[[Any], Any]] = {
     ),
     "action_shape": lambda found: tuple(map(int, found)),
     "action_dtype": _action_dtype,
+    "action_parts": lambda found: tuple(
+        ActionPart(
+            str(name), tuple(map(int, shape)), _action_dtype(dtype), tuple(map(tuple, entries))
+        )
+        for name, shape, dtype, entries in found
+    ),
 }
 
 

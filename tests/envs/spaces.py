@@ -9,6 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from hypothesis import strategies as st
 
+from mbx.envs.checks import leaves
+
 SHAPES = st.sampled_from([(), (1,), (3,), (2, 3)])
 TENTHS = st.integers(-30, 30).map(lambda n: n / 10)
 
@@ -27,7 +29,23 @@ def boxes(draw, dtypes=("float32", "float64", "int64", "int8")):
 DISCRETE = st.builds(
     lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 4), st.integers(-3, 3)
 )
-ACTIONS = st.one_of(boxes(), DISCRETE)
+SEVERAL = st.builds(
+    spaces.MultiDiscrete,
+    st.lists(st.integers(1, 3), min_size=2, max_size=2),
+    start=st.lists(st.integers(-2, 2), min_size=2, max_size=2),
+)
+
+
+def joined(part):
+    """Dictionaries and tuples, also in each other, of such spaces."""
+    return st.one_of(
+        st.builds(lambda a, b: spaces.Dict(arm=spaces.Dict(turn=a), grip=b), part, part),
+        st.builds(lambda a, b: spaces.Tuple((a, spaces.Tuple((b,)))), part, part),
+    )
+
+
+CHOICES = st.one_of(DISCRETE, SEVERAL, st.builds(spaces.MultiBinary, st.integers(1, 2)))
+ACTIONS = st.one_of(boxes(), CHOICES, joined(CHOICES), joined(boxes()))
 LEAVES = st.one_of(
     boxes(),
     DISCRETE,
@@ -64,11 +82,12 @@ class Recorder(gymnasium.Env):
 
     def step(self, action):
         assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
-        assert action.dtype == self.action_space.dtype and action.shape == self.action_space.shape
         obs = self.observation_space.sample()
-        self.log.append((np.copy(action), obs))
-        if action.ndim:
-            action[...] = 0
+        self.log.append((copy.deepcopy(action), obs))
+        for _, space, x in leaves(self.action_space, action):
+            assert x.dtype == space.dtype and x.shape == space.shape
+            if x.ndim:
+                x[...] = 0
         info = self.infos[self.count % len(self.infos)]
         self.count += 1
         return obs, 1.0, False, False, info

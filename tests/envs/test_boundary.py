@@ -76,7 +76,8 @@ def test_what_a_host_environment_is_given_and_gives(observed, acted, infos, repe
             done = min(7, (i + 1) * repeat)
             assert len(log) == done and step.reward == done - i * repeat
             given = [a for a, _ in log[i * repeat :]]
-            assert all(np.array_equal(a, given[0]) for a in given)  # each repeat the same
+            for one in given:  # each repeat the same
+                jax.tree.map(np.testing.assert_array_equal, one, given[0])
             wanted = spaces.flatten(observed, log[-1][1]).astype(np.float32)
             np.testing.assert_array_equal(step.final_obs[0].ravel(), wanted)
             assert step.final_obs.dtype == np.float32 and step.obs[0].shape == spec.obs_shape
@@ -88,9 +89,10 @@ def test_what_a_host_environment_is_given_and_gives(observed, acted, infos, repe
             np.testing.assert_allclose(step.metrics["cost_last"][0], last)
         # A policy's action is in the space, too, after its program in float32.
         for action in agent_actions(spec, 3, seed=1):
-            found = np.asarray(in_units(spec, jnp.asarray(action)))
-            found = found if spec.discrete else in_space(spec, found)
-            assert acted.contains(found[0] if spec.discrete else found[0, ...])
+            found = in_space(spec, np.asarray(in_units(spec, jnp.asarray(action))))
+            assert acted.contains(
+                jax.tree.map(lambda x: x[0] if spec.discrete else x[0, ...], found)
+            )
         if isinstance(acted, spaces.Box):  # the ends of the agent's range are those of the space
             np.testing.assert_allclose(log[0][0], acted.low, atol=1e-6)
             if repeat < 7 and length > 1:

@@ -11,7 +11,7 @@ import gymnasium
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text
 
 from examples.own_gymnasium import Tank
 from mbx import config, envs
@@ -256,7 +256,7 @@ FAULTY = {
     "info": (gives(4, None), "info=None, wanted a dictionary"),
     "unbounded actions": (
         wrong(action_space=Box(-np.inf, np.inf, (1,))),
-        "action_space is .*: a bounded Box or a Discrete one",
+        "action_space is .*: bounded Box or discrete spaces, or a Dict or Tuple",
     ),
     "strings": (
         wrong(observation_space=Dict(a=Text(5)), result=({"a": "left"}, 0.0, False, False, {})),
@@ -284,6 +284,15 @@ FAULTY = {
         wrong(observation_space=Box(0, 255, (5,), np.uint8)),
         "observation of type float32, wanted uint8",
     ),
+    "too many choices": (
+        wrong(action_space=MultiBinary(11)),
+        "action_space is .*: its 2,048 combinations are one choice to agents, .* up to 1,024",
+    ),
+    "choices and numbers": (
+        wrong(action_space=Dict(a=Discrete(2), b=Box(0, 1))),
+        "action_space is .*: all its parts must be Box, or all discrete: divide the Box",
+    ),
+    "no action": (wrong(action_space=Dict()), "action_space is .*: bounded Box or discrete"),
     "no space": (wrong(action_space=None), "action_space is a builtins.NoneType"),
     "no environment": (type("Nothing", (), {}), "is a Nothing without reset"),
 }

@@ -12,7 +12,7 @@ import gymnasium
 import minari
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from mbx import envs, observations
 from mbx.agents.settings import Env
@@ -129,6 +129,10 @@ def test_what_does_not_fit_is_named(game, spec, tmp_path):
     refused(r"the task .* \[0.0\] to \[2.0\]", action_low=(0.0,))
     refused("set env.action_repeat=1, as it was recorded", action_repeat=2)
     refused("choose one task", tasks=(spec, spec))
+    acted = MultiDiscrete([3, 2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets._Minari, "spaces", lambda *_: (Box(0, 1), acted))
+        refused("actions are a single Box or Discrete space in data sets, and have", parts=())
     refused("an episode terminates, gym:.* only ends by its time limit", can_terminate=False)
     refused("'minari:none-v0' cannot be read, .*not found", "minari:none-v0")
     damaged = shutil.copytree(f"{os.environ['MINARI_DATASETS_PATH']}/game-v0", tmp_path / "game")

@@ -27,7 +27,7 @@ from mbx.settings import to_dict
 from mbx.training import files, logging, run, rundir
 from mbx.training.files import atomic_write
 from mbx.training.logging import NoLogger, Progress, RunLogger, duration, read_rows
-from mbx.types import EnvSpec
+from mbx.types import ActionPart, EnvSpec
 from tests.helpers import tiny_config
 
 
@@ -520,15 +520,19 @@ def test_the_device_and_what_takes_so_long(capsys):
 def test_what_the_task_decides_is_said(capsys):
     settings = Settings(env=Env(name="toy:point"))
     spec = EnvSpec("toy:point", (3,), "float32", 2, episode_length=20, action_repeat=4)
-    logging.print_task_settings(settings, settings.for_task(spec))
-    logging.print_task_settings(
-        settings.for_task(spec), settings.for_task(spec)
-    )  # nothing was left to it
+    chosen = settings.for_task(spec)
+    logging.print_task_settings(settings, chosen, spec)
+    logging.print_task_settings(chosen, chosen, spec)  # nothing was left to it
     assert capsys.readouterr().err == (
         "mbx: for toy:point: env.action_repeat=4, env.episode_length=20, train.seed_hold=4, "
         "train.utd_ratio=2.0, loss.discount=0.95, optimizer.learning_rate=0.001, "
         "optimizer.final_learning_rate=0.0003, optimizer.policy_lr_scale=0.3\n"
     )
+    parts = ActionPart("gear", (), "int64", ((0, 3),)), ActionPart("", (2,), "int8", ((0, 2),) * 2)
+    joined = spec._replace(discrete=True, action_dim=12, action_parts=parts)
+    logging.print_task_settings(chosen, chosen, joined)
+    wanted = "mbx: for toy:point: actions are one choice of 12, gear [3], [2, 2]\n"
+    assert capsys.readouterr().err == wanted
 
 
 def test_the_kind_of_a_gpu_is_said(capsys, monkeypatch):

@@ -270,6 +270,11 @@ ACTIONS = st.one_of(
     box(0, 10, (3,), np.int64),
     box(-5, 5, (2, 1), np.int8),
     box(-1e-3, 0.7, (1,), np.float64),
+    CHOICES,
+    st.builds(lambda a, b: spaces.Dict(x=spaces.Dict(y=a), z=b), CHOICES, CHOICES),
+    st.builds(
+        lambda a, b: spaces.Dict(a=a, b=b), box(0, 9, (2,), np.int64), box(-2, 3, (3,), np.float64)
+    ),
 )
 
 
@@ -292,11 +297,12 @@ def test_policies_and_files_take_and_give_what_the_environment_does(seen, acted,
     action = np.random.default_rng(seed).uniform(-1.3, 1.3, (1, spec.action_dim)).astype(np.float32)
     environment.step(action)
     traced = np.asarray(policy.in_units(spec, jnp.asarray(action)))
-    exported = run_exported.in_space(about, traced)[0]
-    given = traced[0] if spec.discrete else policy.in_space(spec, traced)[0]
-    for one in (given, exported):
-        np.testing.assert_allclose(one, env.taken, rtol=1e-6)
-        assert acted.contains(one) and np.shape(one) == np.shape(env.taken)
+    exported, given = run_exported.in_space(about, traced), policy.in_space(spec, traced)
+    exported = mbx.observations.nested(exported) if isinstance(exported, dict) else exported
+    for one in (jax.tree.map(lambda x: x[0], found) for found in (given, exported)):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), one, env.taken)
+        assert acted.contains(one)
+        jax.tree.map(lambda x, y: np.testing.assert_equal(np.shape(x), np.shape(y)), one, env.taken)
 
 
 PARTS = (mbx.types.Part("level", (2,)), mbx.types.Part("alarm", (3,)))
