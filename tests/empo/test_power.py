@@ -26,10 +26,8 @@ power = in_programs(
     "attained",
     "human_aggregate",
     "intrinsic_reward",
-    "q_to_z",
     "robot_policy",
     "soft_clamp",
-    "z_to_q",
 )
 
 ACYCLIC = ("grid_rock_1h1r", "grid_corridor_2h1r", "dag_2h2r", "dag_1h1r_sharp")
@@ -140,7 +138,7 @@ def test_policies_of_very_large_betas_are_numbers(beta):
     np.testing.assert_allclose(soft, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_robot_policy_transforms_and_soft_clamp_match_golden(double):
+def test_robot_policy_and_soft_clamp_match_golden(double):
     d = dict(np.load(FIXTURES / "empo" / "robot_policy_and_transforms.npz"))
     q = jnp.asarray(d["Q_r"])
     for i, beta in enumerate(d["betas"]):
@@ -149,12 +147,7 @@ def test_robot_policy_transforms_and_soft_clamp_match_golden(double):
         np.testing.assert_allclose(pi, d[f"pi_clamped_f32_{i}"], atol=2e-4)
     many = power.robot_policy(jnp.broadcast_to(q, (6, *q.shape)), jnp.asarray(d["betas"])[:, None])
     np.testing.assert_allclose(many[3], d["pi_3"], rtol=1e-9, atol=1e-12)
-    for i, (eta, xi) in enumerate(d["eta_xi"]):
-        clipped = jnp.minimum(q, -1.0)
-        np.testing.assert_allclose(clipped, d[f"q_clipped_{i}"])
-        z = power.q_to_z(clipped, eta, xi)
-        np.testing.assert_allclose(z, d[f"z_of_q_{i}"], rtol=1e-9)
-        np.testing.assert_allclose(power.z_to_q(z, eta, xi), clipped, rtol=1e-9)
+    for i in range(len(d["eta_xi"])):
         low, high = d[f"softclamp_bounds_{i}"]
         clamped = power.soft_clamp(jnp.asarray(d["softclamp_x"]), low, high)
         np.testing.assert_allclose(clamped, d[f"softclamp_{i}"], atol=1e-12)
@@ -196,13 +189,7 @@ def test_schedules_match_golden(name, double):
         gamma_r=curriculum.gamma_r(plan, step, c["gamma_r"]),
         lr_q_r=curriculum.learning_rate(plan, step, c["lr_q_r"]),
         lr_v_h_e=curriculum.learning_rate(plan, step, c["lr_v_h_e"]),
-        max_age=curriculum.max_age(plan, step),
     )
-    if name == "schedules_default":
-        # 30000 * 21628/40000 is 16221; the original's floats make it 16220.999... and drop it.
-        odd = d["step"] == 51628
-        assert np.asarray(got["max_age"])[odd] == 51628 - 16221
-        got["max_age"] = got["max_age"] + odd
     for key, value in got.items():
         np.testing.assert_allclose(value, d[key], rtol=1e-9, atol=1e-12, err_msg=key)
 

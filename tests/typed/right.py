@@ -64,20 +64,16 @@ def of_power(world: power.TabularWorld, x: jax.Array) -> jax.Array:
     """mbx.power."""
     params = power.PowerParams(beta_r=5.0)
     solution: power.Solution = power.solve(world, params)
-    z = power.z_to_q(power.q_to_z(x, 1.1, xi=1.0), 1.1, 1.0)
     pi = power.robot_policy(solution.Q_r, beta_r=params.beta_r)
     reward = power.intrinsic_reward(solution.X_h, xi=params.xi, eta=params.eta)
     plan = power.Curriculum(use_u_r=True, use_v_r=True)
-    now = curriculum.max_age(plan, x) + curriculum.epsilon(plan, x)
-    return power.aggregate_ability(x, x, zeta=2.0) + z + pi + reward + now
+    return power.aggregate_ability(x, x, zeta=2.0) + pi + reward + curriculum.epsilon(plan, x)
 
 
 def of_packed(grid: jax.Array, layout: Any, state: Any) -> jax.Array:
     """mbx.empo.multigrid.packed."""
-    packed.check_fields(packed.grid_fields(layout, state))
-    fields = packed.decode(grid)
-    packed.check_fields(fields)
-    return packed.channels(packed.encode(fields))
+    fields = packed.grid_fields(layout, state)
+    return packed.channels(packed.encode(fields)) + packed.decode(grid).object_type
 
 
 def of_replay(row: Mapping[str, Any], rows: dict[str, jax.Array], key: jax.Array) -> jax.Array:

@@ -17,10 +17,8 @@ from mbx.empo.power.equations import attained as attained
 from mbx.empo.power.equations import check_params as check_params
 from mbx.empo.power.equations import human_aggregate as human_aggregate
 from mbx.empo.power.equations import intrinsic_reward as intrinsic_reward
-from mbx.empo.power.equations import q_to_z as q_to_z
 from mbx.empo.power.equations import robot_policy as robot_policy
 from mbx.empo.power.equations import soft_clamp as soft_clamp
-from mbx.empo.power.equations import z_to_q as z_to_q
 from mbx.empo.power.named import HumanModel as HumanModel
 from mbx.empo.power.named import NamedWorld as NamedWorld
 from mbx.empo.power.solver import Solution as Solution

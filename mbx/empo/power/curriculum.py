@@ -110,19 +110,6 @@ def epsilon(c: Curriculum, step: Array) -> Array:
     return c.epsilon_start + done * (c.epsilon_end - c.epsilon_start)
 
 
-def max_age(c: Curriculum, step: Array) -> Array:
-    """Age limit (learner steps) of sampled data: -1 none.
-    Between the end of warm-up and the start of decay the oldest eligible insertion moves linearly
-    from step 0 to the end of warm-up, so that warm-up data leave oldest first.
-    """
-    step = jnp.asarray(step)
-    start, end = c.ends[RAMP_STAGE - 1], c.decay_start
-    share = (step - start) / max(end - start, 1)
-    # The small number keeps rounding from taking a whole one down.
-    oldest = jnp.floor(start * share + 1e-6).astype(step.dtype)
-    return jnp.where((step >= start) & (step < end), step - oldest, -1)
-
-
 def _rise(since: Array, length: int, start: float, nominal: float) -> Array:
     if not length:
         return jnp.full(since.shape, nominal)

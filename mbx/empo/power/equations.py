@@ -127,21 +127,6 @@ def attained(
     return jnp.where(achieved, 1.0, gamma_h * v_h_e)
 
 
-# Transforms of network outputs
-
-
-def q_to_z(q: Array, eta: Number, xi: Number) -> Array:
-    """z = (-q)^(-1/(eta xi)), in (0, 1] for q <= -1 only."""
-    return (-q) ** (-1.0 / (eta * xi))
-
-
-def z_to_q(z: Array, eta: Number, xi: Number) -> Array:
-    """q = -z^(-eta xi), the inverse of `q_to_z`; for z in (0, 1] it is at most -1.
-    Q_r exceeds -1 wherever termination is near, so this head is for worlds without terminals.
-    """
-    return -(z ** (-eta * xi))
-
-
 def soft_clamp(x: Array, low: float, high: float) -> Array:
     """Identity in [low, high] (widened by 1e-6), bent smoothly into (low - R, high + R) outside.
     R is the widened range. Its slope is 1 at the bounds and falls by e with every R outside: some
