@@ -24,7 +24,7 @@ from absl import app, flags, logging
 from mbx import envs
 from mbx.commands.jobs import write_rows
 from mbx.empo import TIME_LIMIT, multigrid, named_world
-from mbx.empo.agent import evaluation, make_agent, resolve, robots
+from mbx.empo.agent import evaluation, make_agent, resolve
 from mbx.empo.agent.acting import policy_of
 from mbx.empo.agent.settings import Settings
 from mbx.empo.multigrid.layout import OPEN
@@ -178,7 +178,7 @@ def compare_robots(out: str) -> None:
     for name, found, gamma, problem, train in every:
         solved = ["exact"] if found.solution is not None else []
         for robot in [*["learned"] * (train is not None), *solved, "random", "frozen"]:
-            policy = robots.make_robot(robot, found, problem, train)
+            policy = evaluation.make_robot(robot, found, problem, train)
             rows.append(show({"world": name, "robot": robot, **reached(found, policy, gamma)}))
         if train is not None and found.solution is not None:
             everywhere = np.flatnonzero(~np.asarray(found.table.terminal))
@@ -214,7 +214,7 @@ def locked_in(out: str) -> None:
             seen["aside"] = opened & ~((y == 1) & (x > 2) & (x < 5))  # the door and the cell before
             row = {"seed": seed, "robot": robot, "seconds": round(seconds, 1)}
             row |= {name: float(there.any(axis=1).mean()) for name, there in seen.items()}
-            whole = robots.make_robot(robot, found, problem, state.train)
+            whole = evaluation.make_robot(robot, found, problem, state.train)
             rows.append(show(row | reached(found, whole, 0.95)))
     print(f"{sum(r['aside'] >= 0.95 for r in rows if r['robot'] == 'learned')} seeds in 95 %")
     if out:

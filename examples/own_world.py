@@ -14,9 +14,8 @@ import jax
 from configs import empo
 from mbx.empo import multigrid, register_world
 from mbx.empo.agent import resolve
-from mbx.empo.agent.evaluation import exact_policy, goal_reaching, random_policy
+from mbx.empo.agent.evaluation import exact_policy, goal_reaching, learned_policy, random_policy
 from mbx.empo.agent.game import Game
-from mbx.empo.agent.robots import learned_policy
 from mbx.power import PowerParams
 from mbx.training import build, run
 

@@ -25,8 +25,8 @@ import numpy as np
 from mbx.commands.arguments import add_run, at_least, make_parser, run_directory
 from mbx.empo import agent as empo
 from mbx.empo import named_world
+from mbx.empo.agent.evaluation import make_robot
 from mbx.empo.agent.game import Game
-from mbx.empo.agent.robots import make_robot
 from mbx.power import PowerParams
 from mbx.training import build, run
 

@@ -14,8 +14,8 @@ import pytest
 from mbx.commands.play import session
 from mbx.empo import multigrid as mg
 from mbx.empo.agent import game as games
+from mbx.empo.agent.evaluation import frozen_policy
 from mbx.empo.agent.game import Game, Turn
-from mbx.empo.agent.robots import frozen_policy
 from mbx.power import HumanModel
 
 ROOM = "######\n#>..1#\n#<...#\n######"

@@ -11,8 +11,8 @@ from PIL import Image
 
 from configs import empo
 from mbx.empo.agent import resolve
+from mbx.empo.agent.evaluation import learned_policy
 from mbx.empo.agent.game import Game
-from mbx.empo.agent.robots import learned_policy
 from mbx.training import build, run, video
 
 MAPS = (

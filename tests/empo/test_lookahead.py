@@ -13,8 +13,8 @@ from mbx import envs
 from mbx.empo import suite as empo_envs
 from mbx.empo.agent import make_agent
 from mbx.empo.agent.acting import acting_policy, policy_of, q_ahead
+from mbx.empo.agent.evaluation import learned_policy
 from mbx.empo.agent.learners import init_state
-from mbx.empo.agent.robots import learned_policy
 from mbx.empo.power.codec import make_codec
 from mbx.empo.power.worlds import profiles
 from tests.empo.helpers import (

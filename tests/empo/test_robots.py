@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mbx.empo.agent.robots import make_robot
+from mbx.empo.agent.evaluation import make_robot
 from mbx.empo.power.named import NamedWorld
 from tests.empo.helpers import load
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.empo.agent.robots import Policy
+from mbx.empo.agent.evaluation import Policy
 from mbx.empo.power.worlds import (
     World,
     draw_actions,
