@@ -6,7 +6,6 @@ import pathlib
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from mbx.empo import multigrid as mg
 from mbx.empo.multigrid import packed
@@ -18,28 +17,31 @@ def fields_of(a):
     return packed.Fields(*(jnp.asarray(a[name]) for name in packed.Fields._fields))
 
 
-def test_document_004s_layout_exactly():
+def shifted(packed_grid):
+    """The reference's grid with types counted from 1."""
+    kind = packed_grid & 31
+    return packed_grid + (kind < packed.DOOR)
+
+
+def test_document_004s_layout_but_for_types_that_count_from_one():
     a = dict(np.load(FIXTURE))
     assert a["shifts"].tolist() == list(packed.SHIFTS.values())
     assert a["widths"].tolist() == list(packed.WIDTHS.values())
-    np.testing.assert_array_equal(packed.encode(fields_of(a), version=1), a["packed"])
-    decoded = packed.decode(jnp.asarray(a["packed"]), version=1)
-    for name, ours in decoded._asdict().items():
+    there = shifted(a["packed"])
+    np.testing.assert_array_equal(packed.encode(fields_of(a)), there)
+    for name, ours in packed.decode(jnp.asarray(there))._asdict().items():
         np.testing.assert_array_equal(ours, a[name], err_msg=name)
-    np.testing.assert_array_equal(
-        packed.channels(jnp.asarray(a["packed"]), version=1), a["channels"]
-    )
+    np.testing.assert_array_equal(packed.channels(jnp.asarray(there)), a["channels"])
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_every_value_of_every_field_returns(version):
+def test_every_value_of_every_field_returns():
     for name, width in packed.WIDTHS.items():
         values = np.resize(np.arange(1 << width), 32)  # one length: operations are compiled once
-        if version == 2 and name == "object_type":
+        if name == "object_type":
             values = np.array([packed.NOTHING, *range(29), packed.DOOR, packed.KEY])
         other = dict.fromkeys(packed.Fields._fields, np.ones((1, len(values)), int))
         fields = packed.Fields(**{**other, name: values[None]})
-        again = packed.decode(packed.encode(fields, version=version), version=version)
+        again = packed.decode(packed.encode(fields))
         for field, ours in again._asdict().items():
             np.testing.assert_array_equal(ours, getattr(fields, field), err_msg=f"{name}/{field}")
 
@@ -51,9 +53,6 @@ def test_empty_is_no_wall():
     assert not np.asarray(packed.channels(packed.encode(empty))).any()
     wall = empty._replace(object_type=jnp.zeros((2, 2), int))
     assert np.asarray(packed.channels(packed.encode(wall)))[0].all()
-    as_before = empty._replace(object_type=jnp.zeros((2, 2), int))  # version 1 has no other way
-    seen = packed.channels(packed.encode(as_before, version=1), version=1)
-    assert np.asarray(seen)[0].all()
 
 
 def test_every_object_of_a_grid_returns_from_its_compressed_form():
@@ -83,9 +82,3 @@ def test_every_object_of_a_grid_returns_from_its_compressed_form():
     assert np.asarray(again.object_color)[1, 4:6].tolist() == [4, 0]
     assert np.asarray(again.magic_wall_state)[3, 1:4].tolist() == [6, 4, 0]
     assert np.asarray(again.agent_color)[[1, 4, 4, 4], [1, 2, 3, 5]].tolist() == [4, 5, 7, 4]
-
-
-def test_versions_are_one_and_two():
-    good = packed.Fields(*(jnp.zeros((1, 1), int) for _ in packed.Fields._fields))
-    with pytest.raises(ValueError, match="version=3"):
-        packed.encode(good, version=3)

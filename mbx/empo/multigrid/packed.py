@@ -3,9 +3,9 @@
     bits 0-4 object type, 5-7 its colour, 8-9 its state (doors: 1 open, 2 closed, 3 locked),
     10-12 the colour of an agent there (7: nobody), 13-15 magic wall, 16-17 other category
 
-The reference's layout (version 1) writes type 0 both for a wall and for nothing, so that empty
-cells are read as walls. Version 2, the default, counts types from 1 and keeps 0 for nothing. Fields
-are `[..., H, W]` arrays; source: docs/sources.md#empo.
+The reference's layout writes type 0 both for a wall and for nothing, so that empty cells are read
+as walls. Here types count from 1, and 0 is nothing. Fields are `[..., H, W]` arrays; source:
+docs/sources.md#empo.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Fields(NamedTuple):
 WIDTHS = dict(zip(Fields._fields, (5, 3, 2, 3, 3, 2), strict=True))  # bits
 SHIFTS = dict(zip(Fields._fields, (0, 5, 8, 10, 13, 16), strict=True))
 NOBODY = 7
-NOTHING = -1  # object type of an empty cell, in version 2
+NOTHING = -1  # object type of an empty cell
 DOOR, KEY = 30, 31
 PLAIN_TYPES, COLORS = 15, len(objects.COLORS)
 # The reference's numbers; a goal cell is a rectangle next to the grid here.
@@ -49,32 +49,28 @@ COLORS_OF = {name: number for number, name in enumerate(objects.COLORS)}
 CHANNELS = PLAIN_TYPES + 2 * COLORS + 1 + 3 + COLORS
 
 
-def encode(fields: Fields, *, version: int = 2) -> Array:
+def encode(fields: Fields) -> Array:
     """The packed grid, int32 `[..., H, W]`. Values must fit their bits."""
-    _check_version(version)
     parts = fields._asdict()
-    if version == 2:
-        # -1 -> 0, 0..28 -> 1..29, door and key stay: type 29, which no object has, is given up.
-        kind = jnp.asarray(fields.object_type, jnp.int32)
-        parts["object_type"] = jnp.where(kind >= DOOR, kind, kind + 1)
+    # -1 -> 0, 0..28 -> 1..29, door and key stay: type 29, which no object has, is given up.
+    kind = jnp.asarray(fields.object_type, jnp.int32)
+    parts["object_type"] = jnp.where(kind >= DOOR, kind, kind + 1)
     packed = jnp.zeros(jnp.shape(fields.object_type), jnp.int32)
     for name, value in parts.items():
         packed = packed | (jnp.asarray(value, jnp.int32) << SHIFTS[name])
     return packed
 
 
-def decode(packed: Array, *, version: int = 2) -> Fields:
+def decode(packed: Array) -> Fields:
     """The fields of a packed grid."""
-    _check_version(version)
     parts = {name: (packed >> shift) & ((1 << WIDTHS[name]) - 1) for name, shift in SHIFTS.items()}
-    if version == 2:
-        code = parts["object_type"]
-        parts["object_type"] = jnp.where(code >= DOOR, code, code - 1)
+    code = parts["object_type"]
+    parts["object_type"] = jnp.where(code >= DOOR, code, code - 1)
     return Fields(**parts)
 
 
 def grid_fields(layout: Layout, state: State) -> Fields:
-    """The fields of a grid's state, int32 `[height, width]` each, for `encode` in version 2.
+    """The fields of a grid's state, int32 `[height, width]` each, for `encode`.
     The layout's places and colours may be traced (`family`). What lies on top hides what is below.
     Humans are yellow and robots grey. Magic walls have the number of their side, from 1 (right) to
     5 (all), 6 once solid. Directions, time, contents and what buttons remember are not in a grid.
@@ -115,12 +111,12 @@ def grid_fields(layout: Layout, state: State) -> Fields:
     )
 
 
-def channels(packed: Array, *, version: int = 2) -> Array:
+def channels(packed: Array) -> Array:
     """What a network sees: float32 `[..., 40, H, W]`.
     0-14 object types one-hot; 15-21 doors by colour (0.33 open, 0.67 closed, 1 locked); 22-28 keys
     by colour; 29 the magic wall's state; 30-32 other category; 33-39 agents by colour.
     """
-    f = decode(packed, version=version)
+    f = decode(packed)
 
     def one_hot(values: Array, first: int, num: int) -> Array:
         return jax.nn.one_hot(values - first, num, axis=-3)
@@ -136,8 +132,3 @@ def channels(packed: Array, *, version: int = 2) -> Array:
         one_hot(f.agent_color, 0, COLORS),
     )
     return jnp.concatenate([part.astype(jnp.float32) for part in parts], axis=-3)
-
-
-def _check_version(version: int) -> None:
-    if version not in (1, 2):
-        raise ValueError(f"version={version}: choose 2, or 1 for the reference's own layout")
