@@ -75,7 +75,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Problem:
             "example empo:grid_rock_1h1r"
         )
     _check_world(settings, spec)
-    world, loss, plan = spec.world.world, settings.loss, dataclasses.asdict(settings.curriculum)
+    world, loss, plan = spec.world.world, settings.loss, _values(settings.curriculum)
     stored = spec.name.endswith("@stored")
     if stored and (loss.human_expectation, loss.human_samples) != ("fresh", 1):
         raise ValueError(
@@ -105,6 +105,10 @@ def resolve(settings: Settings, spec: EnvSpec) -> Problem:
         held_out=spec.world.held_out,
         target_rate=loss.target_rate if settings.model.kind == "networks" else 0.0,
     )
+
+
+def _values(section: Any) -> dict[str, Any]:
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
 
 
 def _check_world(settings: Settings, spec: EnvSpec) -> None:
@@ -146,7 +150,7 @@ def _check_world(settings: Settings, spec: EnvSpec) -> None:
 
 def _power_params(settings: Settings, spec: EnvSpec) -> PowerParams:
     """The world's own parameters, or those of the settings."""
-    values, normal = dataclasses.asdict(settings.power), dataclasses.asdict(type(settings.power)())
+    values, normal = _values(settings.power), _values(type(settings.power)())
     source, params = values.pop("source"), spec.world.params  # type: ignore[union-attr]
     if params is None:
         return PowerParams(**values)
