@@ -198,6 +198,72 @@ class MixedEncoder(nn.Module):
         return self.both(self.image(self.conv(image)), self.vector(vector))
 
 
+class DroppingMLP(nn.Module):
+    """An `MLP` with dropout behind every hidden layer, where `apply` is given a "dropout" key."""
+
+    hidden: Sequence[int]
+    features: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, *inputs: Array) -> Array:
+        for number, size in enumerate(self.hidden):
+            x = NormedDense(size, name=f"layer_{number}")(*inputs)
+            if self.has_rng("dropout"):
+                x = dropout(self.make_rng("dropout"), x, self.dropout)
+            inputs = (x,)
+        return Dense(self.features, name="out")(*inputs)
+
+
+class GridEncoder(nn.Module):
+    """Features `[N, D]` that begin with a picture -> `[N, hidden]`, in (-1, 1).
+    A 3x3 convolution and two residual ones over the picture; then two layers over it all.
+    """
+
+    picture: tuple[int, int, int]
+    width: int
+    hidden: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        channels, rows, columns = self.picture
+        size = channels * rows * columns
+        picture = x[:, :size].reshape(-1, channels, rows, columns).transpose(0, 2, 3, 1)
+
+        def layer(inputs: Array, name: str) -> Array:
+            scale = nn.initializers.variance_scaling(2.0, "fan_in", "truncated_normal")
+            kernel = self.param(name, scale, (3, 3, inputs.shape[-1], self.width))
+            bias = self.param(f"{name}_bias", nn.initializers.zeros, (self.width,))
+            return gradients.conv(inputs, kernel) + bias.reshape(1, 1, 1, -1)
+
+        y = jax.nn.relu(layer(picture, "conv_0"))
+        for number in (1, 2):
+            y = jax.nn.relu(y + layer(y, f"conv_{number}"))
+        flat = y.reshape(len(x), -1)
+        return MLP([self.hidden], self.hidden, nn.tanh, name="dense")(flat, x[:, size:])
+
+
+class RepeatedConv(nn.Module):
+    """Pictures `[N, Y, X, C]` with numbers `[N, F]` of each -> `[N, Y, X, width]`.
+    3x3 convolutions with one kernel for all `rounds`: each carries what a cell knows one further.
+    """
+
+    width: int
+    rounds: int
+
+    @nn.compact
+    def __call__(self, picture: Array, numbers: Array) -> Array:
+        scale = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+        read = self.param("read", scale, (3, 3, picture.shape[3], self.width))
+        carry = self.param("carry", scale, (3, 3, self.width, self.width))
+        rest = nn.Dense(self.width, name="rest")(numbers)
+        given = gradients.conv(picture, read) + rest[:, None, None]
+        y = jax.nn.relu(given)
+        for _ in range(self.rounds):
+            y = jax.nn.relu(given + gradients.conv(y, carry))
+        return y
+
+
 def random_shift(image: Array, shift: Array, pad: int = 3) -> Array:
     """Shift images by whole pixels, edges replicated: `[B, H, W, C]`, `[B, 2]` -> `[B, H, W, C]`.
 

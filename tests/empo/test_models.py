@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import power
+from mbx import networks, power
 from mbx.empo.agent import learners, models, targets
 from mbx.empo.agent.settings import Model
 from tests.empo.helpers import load, problem_of, settings_of
@@ -52,7 +52,7 @@ def test_dropout_is_behind_every_hidden_layer_and_only_with_a_key():
 
     @functools.partial(jax.jit, static_argnums=0)
     def both(hidden):
-        head = models.DroppingMLP(hidden, 6, dropout=0.75)
+        head = networks.DroppingMLP(hidden, 6, dropout=0.75)
         params = head.init(KEY, x)["params"]
         params["out"] = {"kernel": jnp.eye(6), "bias": jnp.zeros(6)}  # what is hidden comes out
         params = {"params": params}

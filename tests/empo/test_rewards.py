@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mbx import networks
 from mbx.empo.agent import learners, models, targets
 from mbx.empo.power.worlds import dense_successors
 from mbx.networks import MLP
@@ -118,7 +119,7 @@ def test_losses_and_heads_by_hand():
 
 
 def test_a_grid_encoder_by_hand():
-    encoder = models.GridEncoder((2, 3, 4), width=2, hidden=5)
+    encoder = networks.GridEncoder((2, 3, 4), width=2, hidden=5)
     x = np.random.default_rng(0).normal(size=(2, 24 + 6)).astype(np.float32)
     params = encoder.init(jax.random.key(0), jnp.asarray(x))["params"]
     params = jax.tree.map(lambda w: w + 0.1, params)

@@ -11,7 +11,7 @@ when it was first learned from. Axes: N states, H humans, G goals, R joint robot
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -23,14 +23,12 @@ from mbx import networks
 from mbx.empo.agent.settings import Model as Options
 from mbx.empo.power.codec import layout
 from mbx.empo.power.worlds import World
-from mbx.fast import gradients
 from mbx.networks import MLP
 from mbx.types import Array, Params
 
 # What a network cannot tell from 0: actions with -Q_r below twice this count as equally good. Only
 # those all of whose successors are terminal, worth nearly 0 to the robot, lie there.
 Q_FLOOR = 1e-3
-MAX_GOALS = 4096
 PROBES = 16  # rows of a hash table that a state may have
 
 
@@ -66,51 +64,6 @@ def q_from_raw(raw: Array, head: str) -> Array:
     return -(size + jax.lax.stop_gradient(jnp.maximum(size, 2.0 * Q_FLOOR) - size))
 
 
-class GridEncoder(nn.Module):
-    """Features `[N, D]` that begin with a picture -> `[N, hidden]`, in (-1, 1).
-    A 3x3 convolution and two residual ones over the picture; then two layers over it all.
-    """
-
-    picture: tuple[int, int, int]
-    width: int
-    hidden: int
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        channels, rows, columns = self.picture
-        size = channels * rows * columns
-        picture = x[:, :size].reshape(-1, channels, rows, columns).transpose(0, 2, 3, 1)
-
-        def layer(inputs: Array, name: str) -> Array:
-            scale = nn.initializers.variance_scaling(2.0, "fan_in", "truncated_normal")
-            kernel = self.param(name, scale, (3, 3, inputs.shape[-1], self.width))
-            bias = self.param(f"{name}_bias", nn.initializers.zeros, (self.width,))
-            return gradients.conv(inputs, kernel) + bias.reshape(1, 1, 1, -1)
-
-        y = jax.nn.relu(layer(picture, "conv_0"))
-        for number in (1, 2):
-            y = jax.nn.relu(y + layer(y, f"conv_{number}"))
-        flat = y.reshape(len(x), -1)
-        return MLP([self.hidden], self.hidden, nn.tanh, name="dense")(flat, x[:, size:])
-
-
-class DroppingMLP(nn.Module):
-    """An `MLP` with dropout behind every hidden layer, where `apply` is given a "dropout" key."""
-
-    hidden: Sequence[int]
-    features: int
-    dropout: float
-
-    @nn.compact
-    def __call__(self, *inputs: Array) -> Array:
-        for number, size in enumerate(self.hidden):
-            x = networks.NormedDense(size, name=f"layer_{number}")(*inputs)
-            if self.has_rng("dropout"):
-                x = networks.dropout(self.make_rng("dropout"), x, self.dropout)
-            inputs = (x,)
-        return networks.Dense(self.features, name="out")(*inputs)
-
-
 def _check_options(world: World, options: Options) -> None:
     """Raises ValueError for options that do not go together; settings know their choices."""
     if options.encoder == "conv" and world.channels is None:
@@ -128,8 +81,6 @@ def _check_options(world: World, options: Options) -> None:
             f"model.q_encoder='split' with model.q_head={options.q_head!r}: only dueling has two "
             "parts, choose own"
         )
-    if world.num_goals > MAX_GOALS:
-        raise ValueError(f"the world has {world.num_goals} goals a human: at most {MAX_GOALS}")
 
 
 class _Networks:
@@ -146,10 +97,10 @@ class _Networks:
         hidden, humans, goals = options.hidden, world.num_humans, world.num_goals
         self.body: Any = MLP([hidden], hidden, nn.tanh)
         if options.encoder == "conv":
-            self.body = GridEncoder(world.channels, options.conv_width, hidden)
+            self.body = networks.GridEncoder(world.channels, options.conv_width, hidden)
         head: Any = MLP
         if options.dropout:
-            head = functools.partial(DroppingMLP, dropout=options.dropout)
+            head = functools.partial(networks.DroppingMLP, dropout=options.dropout)
         self.state, self.goal = head([hidden], hidden), MLP([hidden], hidden)
         # What a goal's network reads: whose it is, one-hot, and its features.
         whose = jnp.broadcast_to(jnp.eye(humans)[:, None], (humans, goals, humans))
@@ -266,7 +217,7 @@ def _fresh(module: nn.Module, key: Array, *inputs: Array) -> Params:
 
 def network_model(world: World, options: Options) -> Model:
     """The networks that the settings `model.*` describe.
-    Raises ValueError for options that do not go together, and for more than MAX_GOALS goals.
+    Raises ValueError for options that do not go together.
     """
     _check_options(world, options)
     return _Networks(world, options).model()
