@@ -4,9 +4,12 @@
     python -m benchmarks.empo networks --out=docs/results/empo_networks.csv
     python -m benchmarks.empo robots --workdir=runs/mine           # what humans reach with a run
     python -m benchmarks.empo robots --worlds=grid_rock_1h1r,multigrid/door --out=robots.csv
+    python -m benchmarks.empo prior --config=empo_layouts --set=env.maps=96 \
+        --set=humans.max_states=40000 --out=prior.npz   # for humans.network
 
 `errors` over updates, of what the replay holds; `networks` with one part of the learner left out;
-`robots`: shares of goals reached; `locked_in`: key, door and way out in the paper's 4.2. Times are
+`robots`: shares of goals reached; `locked_in`: key, door and way out in the paper's 4.2; `prior`:
+human priors learned from exact ones. Times are
 of the processor, without compilation.
 """
 
@@ -23,18 +26,22 @@ from absl import app, flags, logging
 
 from mbx import envs
 from mbx.commands.jobs import write_rows
+from mbx.config import load
 from mbx.empo import TIME_LIMIT, multigrid, named_world
 from mbx.empo.agent import evaluation, make_agent, resolve
 from mbx.empo.agent.acting import policy_of
 from mbx.empo.agent.settings import Settings
 from mbx.empo.multigrid.layout import OPEN
 from mbx.empo.multigrid.state import CARRIED
+from mbx.empo.power.codec import make_codec
 from mbx.fast import allocator
 from mbx.power import PowerParams
 from mbx.settings import from_dict
 from mbx.training import build, loop, run
 from mbx.training.devices import ONE_DEVICE
 from mbx.training.state import Schedule, init_state
+
+from . import empo_prior
 
 Rows = list[dict[str, Any]]
 ERROR_WORLDS = ("grid_rock_1h1r", "grid_corridor_2h1r")
@@ -101,6 +108,41 @@ def reached(found: Any, policy: Any, gamma: float, key: int = 0) -> dict[str, An
     return evaluation.goal_reaching(found.world, policy, jax.random.key(key), gamma=gamma, **sizes)
 
 
+def visited_states(world: Any, buffer: Any) -> np.ndarray:
+    """Numbers of the non-terminal states that the replay holds, each once."""
+    held = np.arange(buffer.data["is_last"].shape[1])[None] < np.asarray(buffer.size)[:, None]
+    held = held & ~np.asarray(buffer.data["is_last"])
+    codec = make_codec(world)
+    obs = np.asarray(buffer.data["obs"])[held]
+    return np.unique(jax.jit(jax.vmap(lambda o: world.index(codec.unpack(o)[0])))(obs))
+
+
+def exact_errors(problem: Any, solution: Any, train: Any, states: np.ndarray) -> dict[str, float]:
+    """Mean absolute errors at the given non-terminal states of a `tabular_world`.
+    V_h^e: over all pairs, those whose goal is achieved in the state, those that are not but have an
+    exact value above 0.001, and the rest. pi_r: mean absolute error and total variation. Only goals
+    of positive weight count.
+    """
+    model, world = problem.model, problem.world
+    latents = model.trunk(train.params, model.encode(states))
+    v = np.clip(np.asarray(model.v_h_e(train.params, latents)), 0.0, 1.0)
+    exact = np.moveaxis(np.asarray(solution.V_h_e)[:, :, states], -1, 0)
+    achieved = np.asarray(jax.vmap(world.achieved)(states))
+    present = np.broadcast_to(np.asarray(world.goal_weight) > 0, v.shape)
+    positive = exact > 1e-3
+    groups = {
+        "v_h_e": present,
+        "v_h_e_achieved": present & achieved,
+        "v_h_e_positive": present & ~achieved & positive,
+        "v_h_e_rest": present & ~achieved & ~positive,
+    }
+    error = np.abs(v - exact)
+    result = {name: float(error[group].mean()) for name, group in groups.items() if group.any()}
+    error = np.abs(np.asarray(policy_of(problem, train, states)) - solution.pi_r[states])
+    tv = 0.5 * error.sum(axis=-1).mean()
+    return result | {"pi_r": float(error.mean()), "pi_r_tv": float(tv)}
+
+
 def errors(out: str) -> None:
     """Learning curves against the exact solution."""
     given, curves = flags.FLAGS, []
@@ -118,10 +160,10 @@ def errors(out: str) -> None:
             for seed in map(int, given.seeds):
                 moments = trained(world, settings, seed, points=20, seeded=10, rows=2_048)
                 for found, problem, state, seconds, means in moments:
-                    visited = evaluation.visited_states(found.world, state.replay)
+                    visited = visited_states(found.world, state.replay)
                     row = {"world": world, "case": case, "seed": seed, "visited": len(visited)}
                     row |= {"updates": int(state.train.step), "seconds": round(seconds, 2)}
-                    row |= evaluation.exact_errors(problem, found.solution, state.train, visited)
+                    row |= exact_errors(problem, found.solution, state.train, visited)
                     row |= {name: means.get(name, 0.0) for name in ("overflow", "mass_error")}
                     curves.append(row)
                 show(curves[-1])
@@ -148,10 +190,10 @@ def networks(out: str) -> None:
                 everywhere = np.flatnonzero(~np.asarray(found.table.terminal))
                 policy = evaluation.learned_policy(problem, state.train)
                 there = reached(found, policy, float(problem.params.gamma_h), key=7)
-                off = evaluation.exact_errors(problem, found.solution, state.train, everywhere)
+                off = exact_errors(problem, found.solution, state.train, everywhere)
                 row = {"world": world, "variant": variant, "seed": seed}
                 row |= {"updates": int(state.train.step), "seconds": round(seconds, 2)}
-                row |= {"visited": len(evaluation.visited_states(found.world, state.replay))}
+                row |= {"visited": len(visited_states(found.world, state.replay))}
                 row |= {name: there[name] for name in ("reached", "reached_error")}
                 row |= {name: off[name] for name in ("v_h_e_positive", "pi_r_tv")}
                 rows.append(show(row))
@@ -182,7 +224,7 @@ def compare_robots(out: str) -> None:
             rows.append(show({"world": name, "robot": robot, **reached(found, policy, gamma)}))
         if train is not None and found.solution is not None:
             everywhere = np.flatnonzero(~np.asarray(found.table.terminal))
-            show(evaluation.exact_errors(problem, found.solution, train, everywhere))
+            show(exact_errors(problem, found.solution, train, everywhere))
     if out:
         write_rows(out, rows)
 
@@ -221,11 +263,19 @@ def locked_in(out: str) -> None:
         write_rows(out, rows)
 
 
+def prior(out: str) -> None:
+    """A human prior for maps that cannot be listed."""
+    given = flags.FLAGS
+    settings = load(given.config, ["humans.model=exact", *given.set])
+    empo_prior.run(out, settings, [*map(int, given.seeds)], given.updates)
+
+
 COMMANDS: dict[str, Callable[[str], None]] = {
     "errors": errors,
     "networks": networks,
     "robots": compare_robots,
     "locked_in": locked_in,
+    "prior": prior,
 }
 
 
@@ -235,6 +285,8 @@ def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Run directory of `robots`.")
     flags.DEFINE_string("which", "latest", "Checkpoint: latest, best or a step.")
     flags.DEFINE_list("worlds", [], "Worlds (default: those of the table).")
+    flags.DEFINE_string("config", "empo_layouts", "Configuration of `prior`: its maps and power.")
+    flags.DEFINE_multi_string("set", [], "Further settings of it: humans.max_states=40000")
     flags.DEFINE_list("seeds", ["0"], "Seeds.")
     flags.DEFINE_integer("updates", 6_000, "Learner updates per run (10,000 in `networks`).")
     flags.DEFINE_integer("episodes", 20_000, "Episodes per robot.", lower_bound=2)

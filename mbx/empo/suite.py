@@ -92,7 +92,7 @@ def _adapted(
     params, humans = params or found.params, humans or HumanModel()
     if humans.model == "auto" and (found.table is None or params == found.params):
         return dataclasses.replace(found, params=params)
-    if humans.model == "paths" or (humans.model == "exact" and found.table is None):
+    if humans.model in ("paths", "learned") or (humans.model == "exact" and found.table is None):
         raise ValueError(
             f"humans.model={humans.model!r}: this world has no such humans, choose auto or uniform"
         )

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from benchmarks import empo as empo_benchmarks
 from mbx import envs, replay
 from mbx.empo import suite as empo_envs
 from mbx.empo.agent import TrainState, make_agent, resolve
-from mbx.empo.agent import evaluation as empo_evaluation
 from mbx.empo.agent.settings import Settings
 from mbx.power import PowerParams, TabularWorld
 from mbx.settings import from_dict
@@ -161,6 +161,6 @@ def exact_tables(found):
 
 def errors_of(found, settings, state):
     """Errors at the states that the replay holds, and how many these are."""
-    states = empo_evaluation.visited_states(found.world, state.replay)
+    states = empo_benchmarks.visited_states(found.world, state.replay)
     problem = problem_of(found, settings)
-    return empo_evaluation.exact_errors(problem, found.solution, state.train, states), len(states)
+    return empo_benchmarks.exact_errors(problem, found.solution, state.train, states), len(states)

@@ -58,10 +58,10 @@ def test_which_maps_and_whose_power_are_choices(folder, monkeypatch):
     two, trained = chosen(2, 1)
     assert trained == chosen(9, 1)[1][:2]
     assert two.held_out[1].tolist() == [0] and two.world[1].tolist() == [1, 2]
-    assert two.world[2:] == (HumanModel("uniform"), 0.0) == two.held_out[2:]
+    assert two.world[2:] == (HumanModel("uniform"), PowerParams(zeta=2.0)) == two.held_out[2:]
     paths, params = HumanModel("paths"), PowerParams(nu_h=0.4)
     given = chosen(2, 1, humans=paths, params=params, default=PowerParams())[0]
-    assert given.params == params and given.world[2:] == (paths, 0.4) == given.held_out[2:]
+    assert given.params == params and given.world[2:] == (paths, params) == given.held_out[2:]
     assert chosen(2, 1, default=params)[0].params == PowerParams(zeta=2.0)
     assert two.prior == "uniform" and given.prior == "paths"
 

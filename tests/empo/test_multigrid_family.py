@@ -15,7 +15,7 @@ from mbx.empo.multigrid.paths import make_paths
 from mbx.empo.multigrid.render import make_text
 from mbx.empo.multigrid.state import GONE, initial_state
 from mbx.empo.power.worlds import make_varied_start
-from mbx.power import HumanModel
+from mbx.power import HumanModel, PowerParams
 
 GOALS = {"goals": [[1, 1, 4, 2], [4, 1, 4, 1]], "horizon": 9, "stumble": 0.5}
 # One has what the other lacks; both have a human and a robot, the robot first in the second.
@@ -103,7 +103,7 @@ def walks(layout, grid, key, steps=24):
 @pytest.mark.slow
 def test_every_map_behaves_as_it_does_alone():
     layouts, made = pair()
-    world = family.family_world(made, [0, 1], HumanModel("paths"), nu_h=0.25)
+    world = family.family_world(made, [0, 1], HumanModel("paths"), PowerParams(nu_h=0.25))
     for number, layout in enumerate(made.layouts):
         compare(world, made, number, layout)
 
@@ -201,9 +201,8 @@ def test_episodes_begin_on_the_chosen_maps():
 
 def test_what_networks_read_of_a_situation():
     _, made = pair()
-    features, (channels, rows, columns) = compact.make_features(
-        made.template, made.places, made.starts
-    )
+    kept = compact.used_channels(made.places)
+    features, (channels, rows, columns) = compact.make_features(made.template, kept)
     assert (rows, columns) == (2, 4)
     layout, start = made.layouts[0], pick(made.starts, 0)
     state = start._replace(
@@ -254,7 +253,8 @@ def test_buttons_and_paused_agents_are_read():
     np.testing.assert_allclose(pause[:6], [3 / 5, 1 / 3, 1, 0, 1, 1], atol=1e-6)
     np.testing.assert_allclose(disable[:6], [3 / 5, 2 / 3, 0, 0, 1, 1 / 4], atol=1e-6)
     np.testing.assert_allclose(control[:7], [4 / 5, 1 / 3, 1, 1, 0, 4 / 5, 1], atol=1e-6)
-    features, (channels, *_) = compact.make_features(made.template, made.places, made.starts)
+    kept = compact.used_channels(made.places)
+    features, (channels, *_) = compact.make_features(made.template, kept)
     shape = jax.eval_shape(lambda now: features(layout, now), state).shape
     assert shape == (channels * 8 + 4 + 26 + 96,)
 

@@ -471,7 +471,7 @@ def test_values_that_may_be_off_are_told():
     bound = float(re.search(r"= ([\d.e+-]+) ", str(told[0].message))[1])
     assert abs(float(solution.V_r[0]) / -1e4 - 1.0) < bound and bool(solution.converged)
     with pytest.warns(RuntimeWarning, match="solve did not converge and stopped at a .* = 0.0002 "):
-        solver.warn_of_error("solve", 2e-6, 1e-6, 0.99)  # though the bound is small
+        solver.warn_of_error(2e-6, 1e-6, 0.99)  # though the bound is small
 
 
 def test_without_a_humans_discount_v_h_e_is_a_probability(double):

@@ -117,12 +117,12 @@ def _check_world(settings: Settings, spec: EnvSpec) -> None:
     """
     found: Any = spec.world
     most, prior = found.world.max_successors, found.prior or "exact"  # "": custom humans
-    others = f"its humans are {prior!r}"
+    others, solved = f"its humans are {prior!r}", prior in ("exact", "learned")
     idle = [
         (found.world.num_states is not None, "model.table_rows", "its states are listed"),
         (settings.loss.room > most, "loss.room", f"a joint action has at most {most} successors"),
-        (prior != "exact", "power.beta_h", f"{others}, and only exact ones are of eq. (2)"),
-        (prior != "exact", "power.optimistic", f"{others}, and only exact ones are of eq. (2)"),
+        (not solved, "power.beta_h", f"{others}, and only exact ones are of eq. (2)"),
+        (not solved, "power.optimistic", f"{others}, and only exact ones are of eq. (2)"),
         (prior == "uniform", "power.nu_h", f"{others}, which are taken as they are"),
         (
             found.prior not in ("", "paths") and settings.humans.habit != "paths",

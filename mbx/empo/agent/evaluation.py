@@ -9,11 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import replay
-from mbx.empo.agent.acting import acting_policy, policy_of
+from mbx.empo.agent.acting import acting_policy
 from mbx.empo.agent.types import Problem, TrainState
 from mbx.empo.power import Solution, worlds
-from mbx.empo.power.codec import make_codec
 from mbx.empo.power.named import NamedWorld
 from mbx.empo.power.worlds import World, draw_actions, draw_goals, draw_successor, robot_actions
 from mbx.types import Array
@@ -69,47 +67,6 @@ def random_policy(world: World) -> Policy:
 def frozen_policy(state: Any, key: Array) -> Array:
     """Every robot does action 0."""
     return jnp.int32(0)
-
-
-def visited_states(world: World, buffer: replay.ReplayState) -> np.ndarray:
-    """Numbers of the non-terminal states that the replay holds, each once."""
-    held = np.arange(buffer.data["is_last"].shape[1])[None] < np.asarray(buffer.size)[:, None]
-    held = held & ~np.asarray(buffer.data["is_last"])
-    codec = make_codec(world)
-    obs = jnp.asarray(np.asarray(buffer.data["obs"])[held])
-    index = jax.jit(jax.vmap(lambda o: world.index(codec.unpack(o)[0])))(obs)
-    return np.unique(np.asarray(index))
-
-
-def exact_errors(
-    problem: Problem, solution: Solution, train: TrainState, states: Array
-) -> dict[str, float]:
-    """Mean absolute errors at the given non-terminal states of a `tabular_world`.
-    V_h^e: over all pairs, those whose goal is achieved in the state, those that are not but have an
-    exact value above 0.001, and the rest. pi_r: mean absolute error and total variation. Only goals
-    of positive weight count.
-    """
-    model, world = problem.model, problem.world
-    states = jnp.asarray(states, jnp.int32)
-    latents = model.trunk(train.params, model.encode(states))
-    v = np.clip(np.asarray(model.v_h_e(train.params, latents)), 0.0, 1.0)
-    exact = np.moveaxis(np.asarray(solution.V_h_e)[:, :, states], -1, 0)
-    achieved = np.asarray(jax.vmap(world.achieved)(states))
-    present = np.broadcast_to(np.asarray(world.goal_weight) > 0, v.shape)
-    positive = exact > 1e-3
-    groups = {
-        "v_h_e": present,
-        "v_h_e_achieved": present & achieved,
-        "v_h_e_positive": present & ~achieved & positive,
-        "v_h_e_rest": present & ~achieved & ~positive,
-    }
-    error = np.abs(v - exact)
-    result = {name: float(error[group].mean()) for name, group in groups.items() if group.any()}
-    error = np.abs(np.asarray(policy_of(problem, train, states)) - solution.pi_r[states])
-    return result | {
-        "pi_r": float(error.mean()),
-        "pi_r_tv": float(0.5 * error.sum(axis=-1).mean()),
-    }
 
 
 class Episodes(NamedTuple):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
 from mbx.agents import settings as common
 from mbx.agents.settings import RunSettings
 from mbx.settings import NONZERO, section, setting
 
-MODELS = ("auto", "exact", "paths", "uniform")  # `mbx.empo.power.named`, which loads JAX
+MODELS = ("auto", "exact", "paths", "uniform", "learned")  # `mbx.empo.power.named`, which loads JAX
 
-_OWN_HUMANS = {"model": MODELS}
 _NETWORKS = {"model.kind": ("networks", "mixed")}
 _TABLES = {"model.kind": ("tables", "mixed")}
 _MIXED = {"model.kind": "mixed"}
@@ -97,7 +96,7 @@ class Humans:
     model: str = setting(
         "world",
         "Human prior. world = as the world says; auto = exact in small worlds, else shortest "
-        "paths.",
+        "paths; learned = the network of humans.network.",
         choices=("world", *MODELS),
     )
     beta: float = setting(
@@ -112,7 +111,10 @@ class Humans:
         needs={"model": ("auto", "exact")},
     )
     max_states: int = setting(
-        5_000, "Largest number of states that are listed.", at_least=1, needs=_OWN_HUMANS
+        5_000, "Largest number of states that are listed.", at_least=1, needs={"model": MODELS}
+    )
+    network: str = setting(
+        "", "File of a prior learned from exact ones.", needs={"model": "learned"}
     )
     epsilon: float = setting(0.0, "Share of random human actions; the prior ignores it.", at_most=1)
     resample: float = setting(
@@ -349,6 +351,16 @@ class Settings(RunSettings):
     loss: Loss = section(Loss(), "Losses and their batches.")
     optimizer: Optimizer = section(Optimizer(), "Optimizer of the networks.")
     curriculum: Curriculum = section(Curriculum(), "Stages of learning, in learner updates.")
+
+    def files(self) -> dict[str, str]:
+        """The user's own files: those of the maps, and of the learned prior."""
+        network = self.humans.network
+        return super().files() | ({"humans.network": network} if network else {})
+
+    def with_files(self, paths: Mapping[str, str]) -> Self:
+        """These settings with other paths for the files that `files` names."""
+        humans = dataclasses.replace(self.humans, network=paths.get("humans.network", ""))
+        return dataclasses.replace(super().with_files(paths), humans=humans)
 
     def environment_options(self, training: bool) -> dict[str, Any]:
         """Parameters and humans for the world; evaluations begin where it begins."""

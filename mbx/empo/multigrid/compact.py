@@ -25,12 +25,19 @@ SLOTS = 4  # buttons of a kind
 _NUMBERS = {KILL: 5, PAUSE: 6, DISABLE: 6, CONTROL: 7}  # in the features' order
 
 
+def used_channels(places: Any) -> np.ndarray:
+    """Numbers of the compressed grid's channels that some of the maps `[L, ...]` uses."""
+    used = np.asarray(packed.channels(places.grid)).any(axis=(0, 2, 3))
+    first = packed.CHANNELS - packed.COLORS
+    used[[first + packed.COLORS_OF[name] for name in ("yellow", "grey")]] = True
+    return np.flatnonzero(used)
+
+
 def make_features(
-    template: Layout, places: Any, starts: State
+    template: Layout, kept: np.ndarray
 ) -> tuple[Callable[[Layout, State], Array], tuple[int, int, int]]:
     """`features(layout, state) -> [D]`, and the shape (C, Y, X) of the channels it begins with.
-    template: a layout with as much of everything as any map. places, starts: `[L, ...]`, of all
-    maps there will be: a channel that none of them uses is left out.
+    template: a layout with as much of everything as any map. kept: those of `used_channels`.
     Raises ValueError for more than SLOTS buttons of a kind.
     """
     for kind, name in enumerate(BUTTONS):
@@ -38,10 +45,6 @@ def make_features(
         if count > SLOTS:
             raise ValueError(f"{count} buttons of kind {name} on one map: at most {SLOTS}")
     rows, columns = template.wall.shape
-    used = np.asarray(packed.channels(places.grid)).any(axis=(0, 2, 3))
-    first = packed.CHANNELS - packed.COLORS
-    used[[first + packed.COLORS_OF[name] for name in ("yellow", "grey")]] = True
-    kept = np.flatnonzero(used)
     cells = jnp.arange(rows * columns).reshape(rows, columns)
 
     def planes(layout: Layout, state: State) -> Array:

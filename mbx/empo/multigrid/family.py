@@ -1,6 +1,6 @@
 """Many maps in one program, a generator's or a folder's: the map is part of the state.
 
-A state is a `Situation`: a `Place`, which is the map as a compressed grid (`packed`, version 2)
+A state is a `Situation`: a `Place`, which is the map as a compressed grid (`packed`)
 with the humans' goals, and the `State` of what moves on it. `read_place` gives the layout back, its
 places and colours traced. What other maps have and one lacks lies in its corner (0, 0), which is
 wall and out of reach. Axes: L maps, N agents (humans first), H humans, G goals, Y, X cells."""
@@ -17,7 +17,7 @@ import numpy as np
 
 from mbx.empo.multigrid import dynamics, packed
 from mbx.empo.multigrid import layout as maps
-from mbx.empo.multigrid.compact import make_features
+from mbx.empo.multigrid.compact import make_features, used_channels
 from mbx.empo.multigrid.generate import generate
 from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout, read_worlds
 from mbx.empo.multigrid.state import GONE, State, board_arrays, initial_state
@@ -27,8 +27,8 @@ from mbx.empo.power.named import HumanModel, NamedWorld
 from mbx.empo.power.worlds import World
 from mbx.types import Array
 
-_SHARED = ("horizon", "stumble", "magic_entry", "magic_solidify", "magic_users", "drop")
-_SHARED += ("rock_pushers", "rocks_kill", "physics", "actions")
+SHARED = ("horizon", "stumble", "magic_entry", "magic_solidify", "magic_users", "drop")
+SHARED += ("rock_pushers", "rocks_kill", "physics", "actions")
 # What lies on a map, with the values that each thing has of its own.
 _VALUES: dict[str, tuple[str, ...]] = {
     "movable": (),
@@ -131,24 +131,24 @@ def read_place(template: Layout, place: Place) -> Layout:
 
 
 def family_world(
-    family: Family, numbers: Sequence[int] | np.ndarray, people: HumanModel, nu_h: float = 0.0
+    family: Family, numbers: Any, people: HumanModel, params: PowerParams | None = None
 ) -> World:
     """A world whose episodes begin on the maps of those numbers, each equally likely.
-    people: who lives there; "auto" is shortest ways. nu_h: share of uniform actions in their prior.
-    Raises ValueError for humans that need a list of states, and no maps.
+    people: who lives there; "auto" is shortest ways. params: None for the theory's defaults.
+    Raises ValueError for humans that need a list of states, and no maps; and as `learned.load`.
     """
     if people.model == "exact":
         raise ValueError(
             "humans.model='exact' needs a list of states, and worlds of many maps have "
-            "none: choose paths, uniform or auto"
+            "none: choose paths, uniform, learned or auto"
         )
     if not len(numbers):
         raise ValueError("a world of no maps: give at least one")
-    template = family.template
+    params, template = params or PowerParams(), family.template
     chosen = jnp.asarray(numbers, jnp.int32)
     begin = jax.tree.map(lambda x: x[chosen], Situation(family.places, family.starts))
     outcomes = dynamics.make_outcomes(template)
-    features, channels = make_features(template, family.places, family.starts)
+    features, channels = make_features(template, used_channels(family.places))
     fields = jax.jit(lambda place: read_fields(template, place))
     goals = int(np.prod(template.goals.shape[:2]))
 
@@ -166,11 +166,16 @@ def family_world(
         number = jax.random.randint(key, (), 0, len(chosen))
         return jax.tree.map(lambda x: x[number], begin)
 
-    views = make_views(template, read)
+    prior, views = make_prior(template, read, people, params.nu_h), make_views(template, read)
+    if people.model == "learned":
+        from mbx.empo.multigrid import learned  # which imports this module
+
+        network = learned.load(people.network, family, params)
+        prior = lambda state: network(*read(state))  # noqa: E731
     return grid_world(
         template,
         read,
-        make_prior(template, read, people, nu_h),
+        prior,
         example_state=jax.tree.map(lambda x: x[0], begin),
         init=init,
         successors=successors,
@@ -230,7 +235,7 @@ def _check(first_name: str, first: Layout, name: str, layout: Layout) -> None:
             "goals a human:": one.goals.shape[1],
             "goal_weight": np.round(one.goal_weight, 6).tolist(),
             "goal_prob": np.round(one.goal_prob, 6).tolist() if one.goal_prob is not None else None,
-            **{field: getattr(one, field) for field in _SHARED},
+            **{field: getattr(one, field) for field in SHARED},
         }
 
     others = facts(first)
@@ -341,32 +346,39 @@ def make_many(
     default: PowerParams | None = None,
 ) -> NamedWorld:
     """A world whose episodes begin on the maps to train on, and one on those held out.
+    source: see `choose`. humans, params: None: as the maps' files say. default: parameters where
+    the files have none.
+    Raises ValueError as `choose` and `family_world`.
+    """
+    family, own, people = choose(source, choice)
+    params, humans = params or own or default, humans or people or HumanModel()
+    every = np.arange(len(family.layouts))
+    new, training = every[: choice.held_out], every[choice.held_out :]
+    return NamedWorld(
+        family_world(family, training, humans, params),
+        params,
+        held_out=family_world(family, new, humans, params) if len(new) else None,
+        prior="paths" if humans.model == "auto" else humans.model,
+    )
+
+
+def choose(source: str, choice: Choice) -> tuple[Family, PowerParams | None, HumanModel | None]:
+    """The maps held out and then those to train on, and what their files say of power and humans.
     source: a generator's name (`generate.KINDS`); or, with a / or a dot in it, the path of a folder
-    of YAML files, or of one file with several maps. humans, params: None: as the maps' files say.
-    default: parameters where the files have none.
+    of YAML files, or of one file with several maps.
     Raises ValueError for too few maps, a seed that chooses nothing, files that differ in what they
-    say of power and humans, and as `generate`, `make_family` and `family_world`.
+    say of power and humans, and as `generate` and `make_family`.
     """
     if choice.maps < 1 or choice.held_out < 0:
         raise ValueError(
             f"env.maps={choice.maps}, env.held_out={choice.held_out}: at least 1 and 0"
         )
-    own, people, number = None, None, choice.held_out + choice.maps
-    if "/" in source or "." in source:
-        names, layouts, own, people = _read(source, choice)
-        order = np.random.default_rng(choice.seed).permutation(len(names))[:number]
-        family = make_family([layouts[i] for i in order], [names[i] for i in order])
-    else:
-        family = make_family(generate(source, number, seed=choice.seed))
-    params, humans = params or own or default, humans or people or HumanModel()
-    nu_h, every = params.nu_h if params else 0.0, np.arange(len(family.layouts))
-    new, training = every[: choice.held_out], every[choice.held_out :]
-    return NamedWorld(
-        family_world(family, training, humans, nu_h),
-        params,
-        held_out=family_world(family, new, humans, nu_h) if len(new) else None,
-        prior="uniform" if humans.model == "uniform" else "paths",
-    )
+    number = choice.held_out + choice.maps
+    if "/" not in source and "." not in source:
+        return make_family(generate(source, number, seed=choice.seed)), None, None
+    names, layouts, own, people = _read(source, choice)
+    order = np.random.default_rng(choice.seed).permutation(len(names))[:number]
+    return make_family([layouts[i] for i in order], [names[i] for i in order]), own, people
 
 
 def _read(path: str, choice: Choice) -> tuple[Any, ...]:

@@ -256,6 +256,8 @@ def _world(name: str, fields: Any) -> Described:
         humans = _section("humans", HumanModel, fields.pop("humans", None))
         if params is not None:
             check_params(params)
+        if humans is not None and humans.network:
+            raise ValueError("humans.network is a setting of a run, which keeps a copy of the file")
         return parse_map(fields.pop("map"), **fields), params, humans
     except ValueError as error:
         raise ValueError(f"map {name!r}: {error}") from error

@@ -51,6 +51,8 @@ def make_world(
     if isinstance(humans, str):
         humans = HumanModel(humans)
     humans, params = humans or people or HumanModel(), params or own
+    if humans.model == "learned":
+        raise ValueError("humans.model='learned' is for empo:maps/SOURCE, also the file of one map")
     listed = _listed(layout, humans, name)
     on_map: Read = lambda state: (layout, state)  # noqa: E731
     if listed is None:

@@ -8,7 +8,7 @@ from mbx.empo.power.equations import PowerParams
 from mbx.empo.power.solver import Solution
 from mbx.empo.power.worlds import TabularWorld, World
 
-MODELS = ("auto", "exact", "paths", "uniform")
+MODELS = ("auto", "exact", "paths", "uniform", "learned")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,11 +16,12 @@ class HumanModel:
     """A choice of human prior."""
 
     # "exact", eqs. (1) to (3) solved, of worlds that are listed; "paths", shortest ways (grids);
-    # "uniform"; "auto", exact where the world is small enough, else the best that there is
+    # "uniform"; "learned", by a network; "auto", exact where the world is small, else the best
     model: str = "auto"
     beta: float = 3.0  # inverse temperature of an action in "paths"
     habit: str = "uniform"  # pi^0 of eq. (2), for "exact"; or "paths"
     max_states: int = 5_000  # most states that "auto" and "exact" list
+    network: str = ""  # path of the file of "learned"
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:

@@ -111,18 +111,18 @@ def solve(
         return _solve_backward(arrays, numbers, layers, human_policy, habit, **words)
     words["max_iterations"] = max_iterations
     solution = _solve(arrays, numbers, jnp.asarray(tol, dtype), human_policy, habit, **words)
-    warn_of_error("solve", float(solution.residual), float(tol), gamma)
+    warn_of_error(float(solution.residual), float(tol), gamma)
     return solution._replace(bound=solution.residual / (1.0 - gamma) if gamma < 1.0 else np.inf)
 
 
-def warn_of_error(function: str, residual: float, tol: float, gamma: float) -> None:
+def warn_of_error(residual: float, tol: float, gamma: float) -> None:
     """Warn where values that sweeps left at `residual` may be far from the solution."""
     bound = residual / (1.0 - gamma) if gamma < 1.0 else float("inf")
     if residual <= tol and (bound <= LOOSE or gamma >= 1.0):
         return
     state = "converged only to" if residual <= tol else "did not converge and stopped at"
     warnings.warn(
-        f"{function} {state} a residual of {residual:.2g}, so values may be off by up to "
+        f"solve {state} a residual of {residual:.2g}, so values may be off by up to "
         f"residual / (1 - gamma) = {bound:.2g} (relative above 1): raise max_iterations, lower tol "
         f"(in 64 bits, JAX_ENABLE_X64=1) or lower gamma={gamma:g}",
         RuntimeWarning,
