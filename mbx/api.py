@@ -31,8 +31,8 @@ def train(
     """Train an agent.
 
     Args:
-        environment: a name, SUITE:TASK; or a class, function, `functools.partial` or instance
-            (`mbx.envs.custom.name_of`).
+        environment: a name, SUITE:TASK; or a class, a function, a `functools.partial`, or what
+            `gymnasium.make` returned (`mbx.envs.custom.name_of`).
         config: name of a configuration that comes with mbx, a file, or nested mappings.
         steps: environment steps; None: the configuration's.
         workdir: the run directory; None: runs/TASK-sSEED-TIME.
@@ -103,7 +103,7 @@ def _settings(
     if environment is None or isinstance(environment, int | float | Mapping):
         raise ValueError(
             f"environment={environment!r}: give a task's name (SUITE:TASK), a class, a function "
-            "that makes the environment, or an instance"
+            "that makes the environment, or what gymnasium.make returned"
         )
     name, kwargs = custom.name_of(environment)
     return configuration.load(config, {"env.name": name, "env.kwargs": kwargs, **changes})

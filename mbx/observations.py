@@ -114,15 +114,13 @@ def nested(found: Mapping[str, Any]) -> Any:
         >>> observations.nested({"arm/0": 1, "arm/1": 2, "goal": 3})
         {'arm': (1, 2), 'goal': 3}
     """
-    if "" in found:
-        return found[""]
     inner: dict[str, dict[str, Any]] = {}
     for path, one in found.items():
         name, _, rest = path.partition("/")
         inner.setdefault(name, {})[rest] = one
-    made = {name: nested(one) for name, one in inner.items()}
+    made = {name: nested(one) if name else one[""] for name, one in inner.items()}
     is_tuple = list(made) == [str(i) for i in range(len(made))]
-    return tuple(made.values()) if is_tuple else made
+    return made.get("", tuple(made.values()) if is_tuple else made)
 
 
 def layout(parts: Sequence[Part]) -> Layout:

@@ -50,14 +50,12 @@ class Part(NamedTuple):
 
 
 class ActionPart(NamedTuple):
-    """A named part of the environment's own action; a number is a part where an array has several.
-    choices: first number and count of each of its entries, () where it is continuous.
-    """
+    """A part of an environment's own action, with the first number and the count of each choice."""
 
-    name: str  # "" of an array alone; arm/angle and positions as of observations
+    name: str  # as of observations: arm/angle, 0 in a tuple, "" of an array alone
     shape: tuple[int, ...]
     dtype: str
-    choices: tuple[tuple[int, int], ...] = ()
+    choices: tuple[tuple[int, int], ...] = ()  # () where it is continuous
 
 
 class Mean(NamedTuple):

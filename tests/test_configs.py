@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from mbx.config import load
+from mbx.config.presets.suites import SUITES
 from mbx.training import build
 from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
@@ -48,6 +50,15 @@ def test_every_configuration_starts_with_every_action_repeat(name, repeat):
         schedule = make_schedule(build.read(config).for_task(spec), spec)
         assert schedule.seed_steps == config["train"]["seed_steps"] // repeat
         assert schedule.ratio > 0
+
+
+def test_suites_are_arguments_of_one_file():
+    found = {suite: load(f"{FOLDER}/suites.py:{suite}") for suite in SUITES}
+    assert [one.train.train_ratio for one in found.values()] == [32, 256, 1024, 512, 256]
+    assert found["atari"].env.kwargs == {"full_action_space": True} and found["atari"].env.grey
+    assert load("suites:atari100k") == found["atari100k"] != load("dreamerv3")
+    with pytest.raises(ValueError, match="--config=suites:ataris is unknown: choose one of"):
+        load("suites:ataris")
 
 
 @pytest.mark.parametrize("name", NAMES)

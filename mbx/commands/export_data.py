@@ -54,7 +54,6 @@ def write(workdir: str, name: str) -> int:
         raise ValueError(
             f"{workdir} has no spec.json: a data set is of one task, export such a run"
         )
-    datasets.check_one_action(spec)
     low, high = datasets.bounds(spec)
     action: Space = Discrete(spec.action_dim, start=int(low[0]))
     if not spec.discrete:

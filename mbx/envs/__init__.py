@@ -7,6 +7,7 @@
     gym:path/to/file.py:Class     custom, Gymnasium's interface  (docs/custom_environments.md)
     jax:path/to/file.py:make      custom, gymnax's interface or a RawEnvironment
     dmc:cartpole-swingup          host, dm_control                            (extra `dmc`)
+    atari:Pong, crafter:reward, bsuite:catch/0      host         (extras of the same names)
     empo:grid_rock_1h1r           JAX, robots among humans, for the agent `empo`
     multi:gymnax:Pendulum-v1+brax:inverted_pendulum      several of the above, trained together
 

@@ -6,7 +6,7 @@
     jax:path/to/rail.py:make       gymnax's interface, or a `RawEnvironment`
 
 A run records absolute paths of files; an installed module keeps its name. From Python, `name_of`
-names a class, a function, a `functools.partial` or an instance.
+names a class, a function, a `functools.partial` or what `gymnasium.make` returned.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-import numpy as np
 
 SUITES = ("gym", "jax")
 WORKER = "MBX_WORKER"  # environment variable of the processes of `env.workers`
@@ -185,8 +183,8 @@ _GIVEN: dict[str, Callable[..., Any]] = {}  # what cannot be imported, in this p
 def name_of(environment: Any) -> tuple[str, dict[str, Any]]:
     """`env.name` and `env.kwargs` by which a run records an environment given from Python.
     The environment is a class or a function without required arguments, a `functools.partial` of
-    one, or an instance (never stepped: a run makes copies). What cannot be imported again (a
-    lambda, a class in a notebook's cell or inside a function) is found by this process alone.
+    one, or what `gymnasium.make` returned (never stepped: a run makes copies). What cannot be
+    imported again (a lambda, a class in a notebook's cell) is found by this process alone.
     Raises ValueError for an instance that cannot be copied; EnvironmentFailure in a worker of
     `env.workers`, which imports a script that trains.
     """
@@ -224,37 +222,17 @@ def _name_of_instance(instance: Any) -> tuple[str, dict[str, Any]]:
         raise _copies_unknown(instance, f"how {kind.__name__} was put around it")
     if not hasattr(instance, "reset") or isinstance(instance, tuple):
         raise ValueError(
-            f"environment={instance!r}: give its name, SUITE:TASK, a class, a function that makes "
-            "it, or a gymnasium.Env"
+            f"environment={instance!r}: give its name, SUITE:TASK, a class, or a function that "
+            "makes it"
         )
-    signature, given = inspect.signature(kind), dict(vars(instance))
-    with contextlib.suppress(TypeError):  # what gymnasium.utils.EzPickle kept
-        args, kwargs = (given.get(f"_ezpickle_{x}") for x in ("args", "kwargs"))
-        given |= signature.bind_partial(*(args or ()), **(kwargs or {})).arguments
-    unknown = [name for name in signature.parameters if name not in given]
-    if not unknown:
-        found = name_of(functools.partial(kind, **{n: given[n] for n in signature.parameters}))
-        copy = make(*found)
-        unknown = [n for n in signature.parameters if not _same(copy, instance, n)]
-        close(found[0], copy)
-    if unknown:
-        raise _copies_unknown(instance, f"which {unknown[0]} this one was made with", unknown[0])
-    return found
+    raise _copies_unknown(instance, "its arguments")
 
 
-def _same(one: Any, other: Any, name: str) -> bool:
-    """Whether both environments have equal attributes of that name, or neither has one."""
-    with contextlib.suppress(ValueError):  # arrays of different shapes
-        return bool(np.all(vars(one).get(name) == vars(other).get(name)))
-    return False
-
-
-def _copies_unknown(instance: Any, what: str, argument: str = "") -> ValueError:
+def _copies_unknown(instance: Any, what: str) -> ValueError:
     kind = type(instance).__name__
-    give = f"the class {kind}, functools.partial({kind}, {argument}=…) or " if argument else ""
     return ValueError(
-        f"environment={kind}(…): a run makes copies of it and cannot know {what}: give {give}"
-        "a function that makes it"
+        f"environment={kind}(…): a run makes copies of it and cannot know {what}: give a class, "
+        "functools.partial(CLASS, ARGUMENT=…) or a function that makes it"
     )
 
 

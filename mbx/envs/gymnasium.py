@@ -31,7 +31,7 @@ _CHECKED: dict[str, Any] = {}  # custom environments, once a process
 
 def load(
     task: str, seed: int, *, images: Images | None = None, film: bool = False, **kwargs: Any
-) -> _Task:
+) -> Task:
     """The Gymnasium task, seeded at its first reset; `render_mode="rgb_array"` where it is drawn.
     Raises ValueError for an unknown task, spaces that no agent can be trained on, and arguments or
     image settings that it does not take; FileNotFoundError for a missing file or module;
@@ -55,7 +55,7 @@ def load(
         ) from error
 
 
-def _load(task: str, kwargs: dict[str, Any], pictures: bool) -> _Task:
+def _load(task: str, kwargs: dict[str, Any], pictures: bool) -> Task:
     """Load the task, after validating another copy of a custom one (`mbx.envs.checks`).
     pictures: its pictures are of any size, since settings change them.
     """
@@ -66,15 +66,15 @@ def _load(task: str, kwargs: dict[str, Any], pictures: bool) -> _Task:
             tried = functools.cache(functools.partial(tried_limit, name, kwargs))
             _CHECKED[key] = found, check_first(name, kwargs), tried
         env, (_, metrics, tried) = custom.make(name, kwargs), _CHECKED[key]
-        return _Task(env, task, lambda: time_limit(env) or tried(), metrics, pictures)
+        return Task(env, name, lambda: time_limit(env) or tried(), metrics, pictures)
     env = custom.make_registered(name, task, kwargs | {"max_episode_steps": -1})
     check_spaces(name, env)
     limit = gymnasium.registry[env.spec.id].max_episode_steps or time_limit(env)
     limit = kwargs.get("max_episode_steps", limit)
-    return _Task(env, task, lambda: None if limit == -1 else limit, (), pictures)
+    return Task(env, name, lambda: None if limit == -1 else limit, (), pictures)
 
 
-class _Task:
+class Task:
     """One Gymnasium environment as a `Task` of `SteppedEnvironment`."""
 
     ends_at = None  # its own time limit is taken off, or is a cut like any other
@@ -82,13 +82,13 @@ class _Task:
     def __init__(
         self,
         env: Any,
-        task: str,
+        name: str,
         limit: Callable[[], int | None],
         metrics: tuple[str, ...] = (),
         pictures: bool = False,
     ) -> None:
-        self._env, self._name, self._limit, self.metrics = env, f"gym:{task}", limit, metrics
-        self.can_terminate = not task.startswith(_ENDLESS)
+        self._env, self._name, self._limit, self.metrics = env, name, limit, metrics
+        self.can_terminate = not name.removeprefix("gym:").startswith(_ENDLESS)
         space, parts = env.action_space, checks.action_parts(env.action_space)
         self.num_actions = checks.combinations(parts)
         if not isinstance(space, Box | Discrete):

@@ -25,6 +25,9 @@ _SUITES: dict[str, str | Suite] = {
     "gym": "mbx.envs.gymnasium",
     "jax": "mbx.envs.gymnax:CUSTOM",
     "dmc": "mbx.envs.dmc",
+    "atari": "mbx.envs.suites:ATARI",
+    "crafter": "mbx.envs.suites:CRAFTER",
+    "bsuite": "mbx.envs.suites:BSUITE",
     "empo": "mbx.empo.suite",
     "multi": "mbx.envs.multi",
 }

@@ -204,14 +204,12 @@ def read(name: str, spec: EnvSpec, env: Env) -> dict[str, np.ndarray]:
     return arrays | {field: x.astype(np.int32) for field, x in counts.items()}
 
 
-def check_one_action(task: Any) -> None:
-    """Raise ValueError for a task whose actions have several parts."""
-    if getattr(task, "action_parts", ()):
-        raise ValueError("actions are a single Box or Discrete space in data sets, and have parts")
-
-
 def bounds(spec: EnvSpec) -> tuple[np.ndarray, np.ndarray]:
-    """The lowest and the highest action in the task's units; of discrete ones the numbers."""
+    """The lowest and the highest action in the task's units; of discrete ones the numbers.
+    Raises ValueError for actions of several parts.
+    """
+    if spec.action_parts:
+        raise ValueError("actions are a single Box or Discrete space in data sets, and have parts")
     if spec.discrete:
         low = np.array([int((*spec.action_low, 0)[0])])
         return low, low + spec.action_dim - 1
@@ -238,8 +236,7 @@ def _plan(name: str, recording: Any, spec: EnvSpec, env: Env) -> tuple[base.Plan
     made = SimpleNamespace(observation_space=observed, action_space=acted, metadata={})
     made.unwrapped = SimpleNamespace()
     checks.check_spaces(name, made)
-    task: Any = suite._Task(made, name, lambda: spec.episode_length)
-    check_one_action(task)
+    task: Any = suite.Task(made, name, lambda: spec.episode_length)
     if wanted := [part.name for part in spec.parts]:
         has = task.obs_shape if isinstance(task.obs_shape, dict) else {}
         if missing := [part for part in wanted if part not in has]:

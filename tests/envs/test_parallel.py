@@ -87,7 +87,7 @@ def actions(steps, num):
 def test_workers_make_the_same_steps_and_snapshots(monkeypatch):
     threads(monkeypatch)
     # Every reward is nearly the highest of such a range.
-    monkeypatch.setattr(gymnasium_suite._Task, "reward_range", (-1e6, 0.0), raising=False)
+    monkeypatch.setattr(gymnasium_suite.Task, "reward_range", (-1e6, 0.0), raising=False)
     options = dict(seed=3, metrics=["far"], action_repeat=2, reset_solved=2, first=3)
     alone, shared = (envs.make(NAME, 5, workers=num, **options) for num in (0, 2))
     assert alone.spec == shared.spec and len(shared._workers) == 2

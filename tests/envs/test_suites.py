@@ -129,7 +129,7 @@ def test_dmc_stays_inside_an_episode_that_the_repeat_does_not_divide(monkeypatch
     ("name", "message"),
     [
         ("Pendulum-v1", "SUITE:TASK"),
-        ("atari:Pong", "SUITE:TASK"),
+        ("arcade:Pong", "SUITE:TASK"),
         ("gymnax:Pendulum-v2", "Pendulum-v1"),
         ("gym:Pendulun-v1", "Pendulum-v1"),
         ("brax:inverted_pendulun", "inverted_pendulum"),
@@ -160,7 +160,7 @@ def test_specs_say_whether_episodes_can_end_early(name, can):
 def test_several_tasks_share_out_their_numbers(monkeypatch):
     names = "multi:gym:Pendulum-v1+gym:MountainCarContinuous-v0"
     # Every reward is nearly the highest of such a range.
-    monkeypatch.setattr(gymnasium_suite._Task, "reward_range", (-1e6, 100.0), raising=False)
+    monkeypatch.setattr(gymnasium_suite.Task, "reward_range", (-1e6, 100.0), raising=False)
     for first, whole in ((0, [True, False]), (4, [False, False]), (8, [True, False])):
         made = envs.make(names, 4, episode_length=7, reset_solved=3, first=first)
         ended = [made.step(np.zeros((4, 1))).truncated for _ in range(3)][-1]

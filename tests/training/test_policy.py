@@ -23,7 +23,7 @@ import mbx
 from examples import run_exported
 from mbx import envs
 from mbx.agents.base import Agent
-from mbx.envs.gymnasium import _Task as Task
+from mbx.envs.gymnasium import Task
 from mbx.envs.host import SteppedEnvironment
 from mbx.training import build, policy, run, rundir
 from mbx.training.checkpoint import Checkpointer
