@@ -13,9 +13,11 @@ import mbx
 from examples import run_onnx
 from mbx import cli
 from mbx.training import onnx_file
-from mbx.types import EnvSpec
+from mbx.types import ActionPart, EnvSpec
 from tests.helpers import leave_untrained, tiny_config
 from tests.training.test_policy import ROOT, SPEC
+
+BITS = ((0, 2), (0, 2))  # two choices of two
 
 
 def run_directory(path, spec=SPEC):
@@ -111,3 +113,20 @@ def test_images_and_numbers_as_actions(tmp_path):
     action = run_onnx.Policy(tmp_path / "policy.onnx")(image)
     assert action.dtype == np.int64 and np.any(action)
     np.testing.assert_array_equal(action, policy(image))
+
+
+def test_actions_of_several_parts(tmp_path):
+    """The policy gives the environment's own action, the file the number of the combination."""
+    gear, on = ActionPart("gear", (), "int64", ((1, 3),)), ActionPart("on", (2,), "int8", BITS)
+    own = dict(action_low=(0.0,), action_high=(), action_parts=(gear, on))
+    spec = SPEC._replace(discrete=True, action_dim=12, **own)
+    policy = mbx.load_policy(run_directory(tmp_path / "run", spec), planner=False)
+    onnx_file.save(policy, str(tmp_path / "policy.onnx"))
+    runner, found = run_onnx.Policy(tmp_path / "policy.onnx"), set()
+    for obs in np.random.default_rng(0).normal(0, 3, (20, 2)).astype(np.float32):
+        action, number = policy(obs), int(runner(obs))
+        assert action["gear"] == 1 + number // 4 and np.shape(action["gear"]) == ()
+        assert action["on"].tolist() == [number // 2 % 2, number % 2]
+        assert action["on"].dtype == np.int8
+        found.add(number)
+    assert len(found) > 1
