@@ -4,17 +4,19 @@
     python -m benchmarks.empo networks --out=docs/results/empo_networks.csv
     python -m benchmarks.empo robots --workdir=runs/mine           # what humans reach with a run
     python -m benchmarks.empo robots --worlds=grid_rock_1h1r,multigrid/door --out=robots.csv
+    python -m benchmarks.empo layouts --workdir=runs/layouts_0,runs/layouts_1 --out=layouts.csv
     python -m benchmarks.empo prior --config=empo_layouts --set=env.maps=96 \
         --set=humans.max_states=40000 --out=prior.npz   # for humans.network
 
 `errors` over updates, of what the replay holds; `networks` with one part of the learner left out;
-`robots`: shares of goals reached; `locked_in`: key, door and way out in the paper's 4.2; `prior`:
-human priors learned from exact ones. Times are
-of the processor, without compilation.
+`robots`: shares of goals reached; `layouts`: the same on maps held out of runs; `locked_in`: key,
+door and way out in the paper's 4.2; `prior`: human priors learned from exact ones. Times are of the
+processor, without compilation.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,9 +33,12 @@ from mbx.empo import TIME_LIMIT, multigrid, named_world
 from mbx.empo.agent import evaluation, make_agent, resolve
 from mbx.empo.agent.acting import policy_of
 from mbx.empo.agent.settings import Settings
+from mbx.empo.multigrid.family import make_family
+from mbx.empo.multigrid.generate import generate
 from mbx.empo.multigrid.layout import OPEN
 from mbx.empo.multigrid.state import CARRIED
 from mbx.empo.power.codec import make_codec
+from mbx.empo.power.named import HumanModel
 from mbx.fast import allocator
 from mbx.power import PowerParams
 from mbx.settings import from_dict
@@ -229,6 +234,76 @@ def compare_robots(out: str) -> None:
         write_rows(out, rows)
 
 
+def layouts(out: str) -> None:
+    """Runs on a generator's maps, on those held out: what humans reach beside learned robots, by
+    Q_r's network and a step ahead, and how much of the way from random to exact that is. Exact ones
+    are of maps of at most --states states; errors are over maps, of the way by a jackknife."""
+    given, reach = flags.FLAGS, {}
+    for number, workdir in enumerate(given.workdir.split(",")):
+        _, train, settings = run.load(workdir, which=given.which)
+        spec = build.make_environment(settings, 1, seed=0).spec
+        if spec.world is None or spec.world.held_out is None:
+            raise ValueError(f"{workdir}: no maps are held out, give runs of empo_layouts.py")
+        problem, world = resolve(settings, spec), spec.world.held_out
+        kind, env = settings.env.name.removeprefix("empo:maps/"), settings.env
+        drawn = generate(kind, env.held_out, seed=env.map_seed)
+        each = {"random": evaluation.random_policy(world), "frozen": evaluation.frozen_policy}
+        for name, ahead in {"network": False, "ahead": True}.items():
+            look = dataclasses.replace(settings.eval, lookahead=ahead)
+            own = dataclasses.replace(problem, settings=dataclasses.replace(settings, eval=look))
+            each[f"{name} {number}"] = evaluation.learned_policy(own, train)
+        for name in each.keys() - reach.keys():
+            reach[name] = _by_map(world, each[name], np.asarray(make_family(drawn).places.grid))
+    exact = np.array([_beside_exact(one, settings, problem) for one in drawn])
+    known, rows = ~np.isnan(exact), []
+    low, high = reach["random"][known], exact[known]
+    for robot, values in sorted(reach.items()):
+        own = values[known]
+        few = [_way(*(np.delete(x, i) for x in (own, low, high))) for i in range(len(own))]
+        row = {"robot": robot, "reached": values.mean(), "exact_maps": len(own)}
+        row |= {"reached_there": own.mean(), "exact": high.mean()}
+        row |= {"below": (high - own).mean(), "below_error": _error(high - own)}
+        row |= {"way": _way(own, low, high), "way_error": _error(np.array(few)) * (len(few) - 1)}
+        rows.append(
+            show({name: x if robot == x else round(float(x), 6) for name, x in row.items()})
+        )
+    if out:
+        write_rows(out, rows)
+
+
+def _error(x: np.ndarray) -> float:
+    return float(x.std(ddof=1) / len(x) ** 0.5)
+
+
+def _way(own: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:
+    return float((own - low).mean() / (high - low).mean())
+
+
+def _by_map(world: Any, policy: Any, places: np.ndarray) -> np.ndarray:
+    """What humans reach beside a robot on each map, known by its grid `[L, Y, X]`."""
+    sizes = dict(episodes=flags.FLAGS.episodes, length=flags.FLAGS.length)
+
+    @jax.jit
+    def play(key: Any) -> Any:
+        played = evaluation.play(world, policy, key, **sizes)
+        return played.reached, played.states.place.grid[:, 0]
+
+    reached, grids = (np.asarray(x) for x in play(jax.random.key(1)))
+    there = (grids[:, None] == places[None]).all(axis=(2, 3))
+    return np.array([reached[own].mean() for own in there.T])
+
+
+def _beside_exact(layout: Any, settings: Settings, problem: Any) -> float:
+    """What humans reach beside the exact robot of a map; nan on one of too many states."""
+    humans = HumanModel("paths", beta=settings.humans.beta, max_states=flags.FLAGS.states)
+    found = multigrid.make_world(layout, humans, params=problem.params)
+    if found.solution is None:
+        return float("nan")
+    policy = evaluation.make_robot("exact", found)
+    sizes = dict(episodes=512, length=flags.FLAGS.length)
+    return evaluation.goal_reaching(found.world, policy, jax.random.key(2), **sizes)["reached"]
+
+
 def locked_in(out: str) -> None:
     """The paper's experiment 4.2: shares of episodes in which robots get the key, open the door and
     are then out of its way. Learned ones do what is most likely in their policy."""
@@ -274,6 +349,7 @@ COMMANDS: dict[str, Callable[[str], None]] = {
     "errors": errors,
     "networks": networks,
     "robots": compare_robots,
+    "layouts": layouts,
     "locked_in": locked_in,
     "prior": prior,
 }
@@ -282,7 +358,7 @@ COMMANDS: dict[str, Callable[[str], None]] = {
 def define_flags() -> None:
     """The flags of this command; tests import the module without them."""
     flags.DEFINE_string("out", "", "CSV file.")
-    flags.DEFINE_string("workdir", None, "Run directory of `robots`.")
+    flags.DEFINE_string("workdir", None, "Run directory of `robots`, or several of `layouts`.")
     flags.DEFINE_string("which", "latest", "Checkpoint: latest, best or a step.")
     flags.DEFINE_list("worlds", [], "Worlds (default: those of the table).")
     flags.DEFINE_string("config", "empo_layouts", "Configuration of `prior`: its maps and power.")
@@ -290,6 +366,7 @@ def define_flags() -> None:
     flags.DEFINE_list("seeds", ["0"], "Seeds.")
     flags.DEFINE_integer("updates", 6_000, "Learner updates per run (10,000 in `networks`).")
     flags.DEFINE_integer("episodes", 20_000, "Episodes per robot.", lower_bound=2)
+    flags.DEFINE_integer("states", 40_000, "Most states of a map with an exact robot.")
     flags.DEFINE_integer("length", TIME_LIMIT, "Steps per episode.", lower_bound=1)
 
 

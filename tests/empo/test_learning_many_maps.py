@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 from PIL import Image
 
-from configs import empo
+from benchmarks import empo as benchmark
+from configs import empo, empo_layouts
 from mbx.empo.agent import resolve
 from mbx.empo.agent.evaluation import learned_policy
 from mbx.empo.agent.game import Game
@@ -59,3 +64,28 @@ def test_a_run_on_many_maps_has_pictures_a_film_and_a_game(tmp_path):
     assert turn.humans == ("still",) and game.text().count(">") == 1
     with Image.open(f"{workdir}/value_map.png") as values:  # two goals and X_h
         assert values.size[0] > 2 * values.size[1]
+
+
+@pytest.mark.slow
+def test_robots_are_compared_on_maps_held_out(tmp_path):
+    config, workdir = empo_layouts.get_config(), str(tmp_path / "run")
+    config.env.update(maps=2, held_out=3, num_envs=4, episode_length=6)
+    config.train.update(steps=160, seed_steps=80, log_interval=80)
+    config.eval.interval, config.model.hidden, config.loss.batch_size = 0, 8, 2
+    run.train(config.to_dict(), workdir)
+    out = str(tmp_path / "rows.csv")
+    command = [sys.executable, "-m", "benchmarks.empo", "layouts", f"--workdir={workdir},{workdir}"]
+    command += ["--episodes=96", "--length=30", "--states=9000", f"--out={out}"]
+    subprocess.run(command, check=True)
+    rows = {row["robot"]: row for row in csv.DictReader(pathlib.Path(out).open())}
+    assert [*rows] == ["ahead 0", "ahead 1", "frozen", "network 0", "network 1", "random"]
+    assert 0 < int(float(rows["random"]["exact_maps"])) < 3  # one map has more states
+    assert float(rows["random"]["way"]) == 0.0 < float(rows["random"]["below"])
+    for robot in ("network", "ahead"):
+        assert rows[f"{robot} 0"] == rows[f"{robot} 1"] | {"robot": f"{robot} 0"}
+
+
+def test_the_way_is_of_means_and_its_error_a_jackknife():
+    own, low, high = np.array([0.5, 0.7, 0.9]), np.full(3, 0.4), np.array([0.8, 1.0, 0.9])
+    assert np.isclose(benchmark._way(own, low, high), 0.3 / 0.5)
+    assert np.isclose(benchmark._error(own), 0.2 / 3**0.5)

@@ -259,6 +259,66 @@ def test_buttons_and_paused_agents_are_read():
     assert shape == (channels * 8 + 4 + 26 + 96,)
 
 
+def nearest(closed, ends, cell):
+    """0.9^steps by a search of its own from the ends, a cell at a time; 0 where none comes."""
+    steps, queue = {end: 0 for end in ends}, list(ends)
+    for x, y in queue:
+        for after in ((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)):
+            if after not in steps and not closed[after[1]][after[0]]:
+                steps[after] = steps[x, y] + 1
+                queue.append(after)
+    return 0.9 ** steps[cell] if cell in steps else 0.0
+
+
+def test_closeness_is_that_of_a_search_of_its_own():
+    texts = (("########\n#>o..L.#\n#.b#m#.#\n#..2#.1#\n########", GOALS), (TEXTS[0], GOALS))
+    for number, (text, goals) in enumerate(texts):
+        made = family.make_family([mg.parse_map(text, **goals)])
+        template, layout = made.template, made.layouts[0]
+        situation = family.Situation(pick(made.places, 0), pick(made.starts, 0))
+        draw = jax.vmap(lambda key, t=template, s=situation: family.scatter(t, key, s))
+        states = draw(jax.random.split(jax.random.key(number), 24)).now
+        seen = np.asarray(jax.jit(jax.vmap(lambda s, k=layout: compact.closeness(k, s)))(states))
+        assert 0.0 < (seen == 0).mean() < 1.0
+        kept = compact.used_channels(made.places)
+        plain, _ = compact.make_features(template, kept)
+        features, of_goals = compact.with_closeness(template, plain)
+        read = np.asarray(jax.jit(lambda s, k=layout, f=features: f(k, s))(pick(states, 0)))
+        assert of_goals.shape == (1, 2, 3 * len(template.agents) * 5)
+        np.testing.assert_array_equal(read[of_goals[0, 1]], seen[0, :, 1].ravel())
+        for i, got in enumerate(seen):
+            state = jax.tree.map(lambda x, i=i: np.asarray(x[i]), states)
+            ends = [
+                [(x, y) for x in range(a, c + 1) for y in range(b, d + 1)]
+                for a, b, c, d in layout.goals.reshape(-1, 4).tolist()
+            ]
+            ends += [[tuple(place)] for place in state.movable.tolist()]
+            for way, closed in enumerate(closed_cells(layout, state)):
+                for end, own in enumerate(ends):
+                    for agent, (x, y, look) in enumerate(state.agents.tolist()):
+                        moves = np.roll([(1, 0), (0, 1), (-1, 0), (0, -1)], -look, axis=0)
+                        around = [(x, y), *((x + dx, y + dy) for dx, dy in moves.tolist())]
+                        want = [nearest(closed, own, cell) for cell in around]
+                        np.testing.assert_allclose(got[way, end, agent], want, rtol=1e-5)
+
+
+def closed_cells(layout, state):
+    """What ways avoid: all that is shut and robots, all that is shut, what always is."""
+
+    def marked(cells, *others):
+        cells = cells.copy()
+        for x, y in np.concatenate(others).astype(int).tolist():
+            cells[y, x] = True
+        return cells.tolist()
+
+    always = np.array(layout.wall | layout.lava)
+    always = np.array(marked(always, layout.buttons.reshape(-1, 2)))
+    locked = layout.doors[state.doors == mg.layout.LOCKED]
+    shut = state.movable, locked, layout.magic
+    robots = state.agents[layout.robots, :2]
+    return marked(always, *shut, robots), marked(always, *shut), always.tolist()
+
+
 def test_maps_are_drawn_in_which_a_robot_matters():
     found = generate.generate("doors", 12, seed=3)
     assert [one.movable.tolist() for one in found[:5]] == [

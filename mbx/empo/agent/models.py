@@ -102,6 +102,7 @@ class _Networks:
         if options.dropout:
             head = functools.partial(networks.DroppingMLP, dropout=options.dropout)
         self.state, self.goal = head([hidden], hidden), MLP([hidden], hidden)
+        self.pair = head([hidden], 1)  # of a state and a goal, where features say of both
         # What a goal's network reads: whose it is, one-hot, and its features.
         whose = jnp.broadcast_to(jnp.eye(humans)[:, None], (humans, goals, humans))
         self.described = jnp.concatenate([whose, world.goal_features], axis=-1)
@@ -136,6 +137,13 @@ class _Networks:
         if "v_h_e" in self.names:
             goal = _fresh(self.goal, keys[1], self.described)
             params["v_h_e"] = {"state": _fresh(self.state, keys[0], latent), "goal": goal}
+            if self.world.of_goals is not None:
+                wide, own = (
+                    jnp.zeros((1, 1, 1, self.options.hidden)),
+                    jax.random.fold_in(keys[0], 1),
+                )
+                seen = wide, wide, features[:, self.world.of_goals]
+                params["v_h_e"]["pair"] = _fresh(self.pair, own, *seen)
             if not self.identity:
                 params["v_h_e"]["encoder"] = _fresh(self.body, keys[3], features)
         if "q_r" in self.names:
@@ -180,7 +188,10 @@ class _Networks:
         own = params["v_h_e"]
         state = self._head(0, self.state, own["state"], latents[1])
         goal = self.goal.apply({"params": own["goal"]}, self.described)
-        return jnp.einsum("nf,hgf->nhg", state, goal)
+        if self.world.of_goals is None:
+            return jnp.einsum("nf,hgf->nhg", state, goal)
+        seen = state[:, None, None], goal[None], latents[0][:, self.world.of_goals]
+        return self._head(7, self.pair, own["pair"], *seen)[..., 0]
 
     def q_r(self, params: Params, latents: tuple[Array, Array]) -> Array:
         own, kind = params["q_r"], self.options.q_encoder

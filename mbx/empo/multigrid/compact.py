@@ -14,14 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mbx.empo.multigrid import layout as maps
 from mbx.empo.multigrid import packed
 from mbx.empo.multigrid.effects import CONTROL, DISABLE, HUMAN, KILL, PAUSE
-from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout
+from mbx.empo.multigrid.layout import BUTTONS, DIRECTIONS, ITEMS, Layout
 from mbx.empo.multigrid.objects import COLORS
 from mbx.empo.multigrid.state import CARRIED, State, goal_cells
 from mbx.types import Array
 
 SLOTS = 4  # buttons of a kind
+BITS = 32  # cells of a row, one each in a word
 _NUMBERS = {KILL: 5, PAUSE: 6, DISABLE: 6, CONTROL: 7}  # in the features' order
 
 
@@ -68,6 +70,65 @@ def make_features(
 
     num_goals = int(np.prod(template.goals.shape[:2]))
     return features, (len(kept) + 4 * len(template.agents) + num_goals, rows - 2, columns - 2)
+
+
+def with_closeness(
+    template: Layout, features: Callable[[Layout, State], Array]
+) -> tuple[Callable[[Layout, State], Array], np.ndarray | None]:
+    """The features and then those of `closeness`, which networks would need many layers for; and
+    which of these, `[H, G, F]`, are about a human's goal (None: maps are too wide for them).
+    """
+    if template.wall.shape[1] > BITS:
+        return features, None
+    shape = template.goals.shape[:2]
+    near = (3, shape[0] * shape[1] + len(template.movable), len(template.agents), 5)
+    last = np.arange(-int(np.prod(near)), 0).reshape(near)[:, : shape[0] * shape[1]]
+
+    def whole(layout: Layout, state: State) -> Array:
+        return jnp.concatenate([features(layout, state), closeness(layout, state).ravel()])
+
+    return whole, np.moveaxis(last, 1, 0).reshape(*shape, -1)
+
+
+def closeness(layout: Layout, state: State) -> Array:
+    """`[3, G, N, 5]`, 0.9^steps to goals, then to rocks and blocks, from the cell of each agent and
+    from those ahead, to its right, behind and to its left.
+    Steps from cell to cell, turns not counted; 0 where there is no way. First with robots and all
+    that is shut in the way (rocks, blocks, locked doors, magic walls), then without robots, then
+    with walls alone. For maps at most BITS cells wide.
+    """
+    shape, columns = layout.wall.shape, layout.wall.shape[1]
+
+    def cells(places: Array) -> Array:
+        at = places[:, 1].astype(jnp.int32) * columns + places[:, 0]
+        return (at[:, None] == jnp.arange(layout.wall.size)[None]).reshape(-1, *shape)
+
+    bit = jnp.uint32(1) << jnp.arange(columns, dtype=jnp.uint32)
+    board = lambda x: jnp.dot(x.astype(jnp.uint32), bit)  # noqa: E731
+    things, locked = cells(state.movable), (state.doors == maps.LOCKED)[:, None, None]
+    wall = layout.wall | layout.lava | jnp.any(cells(layout.buttons), axis=0)
+    shut = [things, cells(layout.doors) & locked, cells(layout.magic)]
+    stuck = wall | jnp.any(jnp.concatenate(shut), axis=0)
+    ends = board(jnp.concatenate([goal_cells(layout).reshape(-1, *shape), things]))
+    robots = jnp.any(cells(state.agents[jnp.asarray(layout.robots)]), axis=0)
+    free = board(~jnp.stack([stuck | robots, stuck, wall]))[:, None]
+    turns = (state.agents[:, 2:].astype(jnp.int32) + jnp.arange(4)[None]) % 4
+    around = jnp.pad(jnp.asarray(DIRECTIONS)[turns], ((0, 0), (1, 0), (0, 0)))  # [N, 5, 2]
+    x, y = jnp.moveaxis(state.agents[:, None, :2].astype(jnp.int32) + around, -1, 0)
+
+    def here(there: Array) -> Array:
+        return (there[..., y] >> x.astype(jnp.uint32)[None, None]) & 1
+
+    def sweep(old: tuple) -> tuple:
+        there, _, near, seen = old
+        grown = there << 1 | there >> 1 | jnp.roll(there, 1, axis=-1) | jnp.roll(there, -1, axis=-1)
+        new = there | grown & free
+        return new, there, near * jnp.where(seen > 0, 1.0, 0.9), here(new)
+
+    start = jnp.broadcast_to(ends, (3, *ends.shape))
+    init = (start, ~start, jnp.ones((3, len(ends), *x.shape)), here(start))
+    _, _, near, seen = jax.lax.while_loop(lambda v: jnp.any(v[0] != v[1]), sweep, init)
+    return jnp.where(seen > 0, near, 0.0)
 
 
 def agent_features(layout: Layout, state: State) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mbx.empo.multigrid import dynamics, packed
 from mbx.empo.multigrid import layout as maps
-from mbx.empo.multigrid.compact import make_features, used_channels
+from mbx.empo.multigrid.compact import make_features, used_channels, with_closeness
 from mbx.empo.multigrid.generate import generate
 from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout, read_worlds
 from mbx.empo.multigrid.state import GONE, State, board_arrays, initial_state
@@ -148,7 +148,8 @@ def family_world(
     chosen = jnp.asarray(numbers, jnp.int32)
     begin = jax.tree.map(lambda x: x[chosen], Situation(family.places, family.starts))
     outcomes = dynamics.make_outcomes(template)
-    features, channels = make_features(template, used_channels(family.places))
+    plain, channels = make_features(template, used_channels(family.places))
+    features, of_goals = with_closeness(template, plain)
     fields = jax.jit(lambda place: read_fields(template, place))
     goals = int(np.prod(template.goals.shape[:2]))
 
@@ -182,6 +183,7 @@ def family_world(
         features=lambda situation: features(*read(situation)),
         goal_features=jnp.eye(goals).reshape(*template.goals.shape[:2], -1),
         channels=channels,
+        of_goals=of_goals,
         scatter=lambda key: scatter(template, key, init(jax.random.fold_in(key, 0))),
         views=views._replace(
             blocked=np.zeros(template.wall.shape, bool), walls=lambda s: read(s)[0].wall

@@ -74,6 +74,7 @@ class World(NamedTuple):
     views: Views | None = None  # how states are shown; None where they cannot be
     states: Any = None  # every state `[S, ...]` in the order of `index`, where they are listed
     channels: tuple[int, int, int] | None = None  # (C, Y, X) of a picture that begins `features`
+    of_goals: Any = None  # int `[H, G, F]`, numbers of `features` about a human's goal
     scatter: Callable[[Array], Any] | None = None  # key -> a state with all that moves anywhere
     epsilon: float = 0.0  # share of uniform actions of humans, which the prior does not know of
     goal_prob: Any = None  # `[H, G]`, how often goals are pursued; None: the weights, normalised
