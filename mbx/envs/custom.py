@@ -240,16 +240,11 @@ def _name_of_registered(instance: Any, spec: Any) -> tuple[str, dict[str, Any]]:
     """Name and arguments of an environment from `gymnasium.make`, with its time limit."""
     import gymnasium
 
-    kwargs = dict(spec.kwargs)
-    if spec.max_episode_steps != gymnasium.registry[spec.id].max_episode_steps:
+    kwargs, known, around = dict(spec.kwargs), gymnasium.registry[spec.id], spec.additional_wrappers
+    if spec.max_episode_steps != known.max_episode_steps:
         kwargs["max_episode_steps"] = spec.max_episode_steps or -1
-    if spec.additional_wrappers:
-        fresh = gymnasium.make(spec.id, **kwargs)
-        same = fresh.spec.additional_wrappers == spec.additional_wrappers
-        close(f"gym:{spec.id}", fresh)
-        if not same:
-            wrapper = spec.additional_wrappers[-1].name
-            raise _copies_unknown(instance, f"how {wrapper} was put around {spec.id}")
+    if around and around != known.additional_wrappers:
+        raise _copies_unknown(instance, f"how {around[-1].name} was put around {spec.id}")
     kind = type(instance.unwrapped)
     if kind.__module__.startswith("gymnasium."):
         return f"gym:{spec.id}", kwargs
