@@ -81,12 +81,9 @@ class _Task:
         return _flatten(obs), float(reward), bool(terminated), bool(last and not terminated)
 
     def get_state(self) -> bytes | None:
-        env, data = self._env, self._env.physics.data
+        env, physics = self._env, self._env.physics
         state = {
-            "physics": env.physics.get_state(),
-            "warm_start": data.qacc_warmstart.copy(),
-            "ctrl": data.ctrl.copy(),
-            "time": float(data.time),
+            "mujoco": snapshots.get_mujoco(physics.model.ptr, physics.data.ptr),
             "steps": int(env._step_count),
             "reset_next": bool(env._reset_next_step),
             "random_at_reset": self._random_at_reset,
@@ -98,11 +95,7 @@ class _Task:
         env, saved = self._env, snapshots.decode(snapshot)
         env.task.random.set_state(saved["random_at_reset"])
         self._begin()
-        with env.physics.reset_context():
-            env.physics.set_state(saved["physics"])
-            env.physics.data.time = saved["time"]
-        env.physics.data.ctrl[:] = saved["ctrl"]
-        env.physics.data.qacc_warmstart[:] = saved["warm_start"]
+        snapshots.put_mujoco(env.physics.model.ptr, env.physics.data.ptr, saved["mujoco"])
         env._step_count, env._reset_next_step = saved["steps"], saved["reset_next"]
         env.task.random.set_state(saved["random"])
 

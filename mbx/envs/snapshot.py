@@ -112,7 +112,7 @@ def _unpack(x: Any) -> Any:
 def get(env: Any) -> bytes | None:
     """State of a Gymnasium environment, or None where not all of it is plain data."""
     physics, layers = _physics(env), []
-    saved: dict[str, Any] = {} if physics is None else {"mujoco": _get_mujoco(*physics)}
+    saved: dict[str, Any] = {} if physics is None else {"mujoco": get_mujoco(*physics)}
     try:
         for layer in _layers(env):
             if any(getattr(kind, "__slots__", ()) for kind in type(layer).__mro__):
@@ -137,7 +137,7 @@ def put(env: Any, snapshot: bytes) -> None:
         if (physics is None) != ("mujoco" not in saved):
             raise SnapshotError("with MuJoCo or without")
         if physics is not None:
-            _put_mujoco(*physics, saved["mujoco"])
+            put_mujoco(*physics, saved["mujoco"])
         for layer, values in pairs:
             for name in [n for n in vars(layer) if _is_state(layer, n, physics)]:
                 del vars(layer)[name]  # maybe it came later
@@ -194,7 +194,7 @@ def _physics(env: Any) -> tuple[Any, Any] | None:
     return (model, data) if kinds == ("MjModel", "MjData") else None
 
 
-def _get_mujoco(model: Any, data: Any) -> dict[str, Any]:
+def get_mujoco(model: Any, data: Any) -> dict[str, Any]:
     """MuJoCo's integration state, and the last step's results.
     Tasks read results before they step, and those precede the last integration, so that they cannot
     be computed again.
@@ -207,7 +207,8 @@ def _get_mujoco(model: Any, data: Any) -> dict[str, Any]:
     return {"model": _digest(model), "state": state, "results": _results(data)}
 
 
-def _put_mujoco(model: Any, data: Any, saved: dict[str, Any]) -> None:
+def put_mujoco(model: Any, data: Any, saved: dict[str, Any]) -> None:
+    """Continue from `get_mujoco`. Raises SnapshotError for another model."""
     import mujoco
 
     if saved["model"] != _digest(model):
