@@ -6,6 +6,7 @@ import csv
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -43,6 +44,7 @@ def made(tmp_path_factory):
         patch.setattr(learned, "ROUNDS", 3)
         patch.setattr(empo_prior, "WIDTH", 8)
         patch.setattr(empo_prior, "TESTED", 64)
+        patch.setattr(empo_prior, "BETAS", (1.0,))
         settings = load("empo_layouts", [*changes, "humans.model=exact"])
         empo_prior.run(str(folder / "prior.npz"), settings, [0], 400)
         yield folder, changes
@@ -68,6 +70,24 @@ def test_lessons_are_the_exact_prior_of_the_map_alone(made):
     np.testing.assert_array_equal(lesson.open[0], [[False, True]])
     with pytest.raises(ValueError, match="no map has at most humans.max_states=3 states"):
         empo_prior.listed(kin, [0, 1], PARAMS, 3)
+
+
+def test_each_human_and_goal_is_read_where_the_human_stands():
+    """Two humans, a robot, two goals: the picture ends with four planes an agent and the goals."""
+    agreed = {"picture": (1 + 12 + 4, 2, 3), "humans": 2, "robots": 1, "goals": 2, "actions": 3}
+    network = learned.Network(agreed, 8)
+    x = jnp.abs(jax.random.normal(jax.random.key(0), (17 * 6 + 2,)))
+    params = network.init(jax.random.key(1), x[None])
+
+    def logits(x):
+        return network.apply(params, x[None])[0]
+
+    slopes = np.asarray(jax.jit(jax.jacrev(lambda x: logits(x).sum(-1)))(x))
+    marks = np.abs(slopes[..., 13 * 6 : 17 * 6].reshape(2, 2, 2, 2, 6)).sum(-1)
+    np.testing.assert_array_equal(marks > 0.0, np.eye(4, dtype=bool).reshape(2, 2, 2, 2))
+    gone = jax.jit(logits)(x.at[5 * 6 : 9 * 6].set(0.0))  # the second human is nowhere
+    np.testing.assert_array_equal(gone[1, 0], gone[1, 1])
+    assert np.abs(gone[0, 0] - gone[0, 1]).min() > 0.0
 
 
 @pytest.mark.parametrize(
