@@ -187,8 +187,7 @@ def test_a_robot_learns_next_to_learned_humans(made, tmp_path):
     tiny = ["env.num_envs=4", "env.episode_length=6", "train.steps=1600", "train.seed_steps=80"]
     tiny += ["train.log_interval=800", "train.utd_ratio=0.25", "eval.interval=1600"]
     tiny += ["eval.review_episodes=64", "eval.episodes=2", "loss.batch_size=4"]
-    tiny += ["model.hidden=8", "model.conv_width=4"]
-    settings, network = run_settings(made, tmp_path, *tiny)
+    settings, network = run_settings(made, tmp_path, *tiny, "model.hidden=8")
     run.train(settings, str(tmp_path / "run"))
     (last,) = (row for row in read_rows(f"{tmp_path}/run/metrics.jsonl") if row["kind"] == "eval")
     assert last["reached_new_learned"] > 0.65

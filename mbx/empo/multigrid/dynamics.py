@@ -50,7 +50,6 @@ class Grid(NamedTuple):
     outcomes: Callable[[State, Array], tuple[State, Array]]
     terminal: Callable[[State], Array]  # state -> bool, the horizon is reached (never without one)
     achieved: Callable[[State], Array]  # state -> `[H, G]` bool
-    num_outcomes: int  # K, which no joint action exceeds
 
 
 class Bounds(NamedTuple):
@@ -296,5 +295,4 @@ def make_grid(layout: Layout) -> Grid:
         outcomes=functools.partial(make_outcomes(layout), {}),
         terminal=functools.partial(terminal, layout),
         achieved=functools.partial(achieved, layout),
-        num_outcomes=make_bounds(layout).total,
     )

@@ -68,9 +68,6 @@ def check_params(params: PowerParams, *, theory: bool = True) -> None:
             raise ValueError(f"power.{name}={getattr(params, name)!r}: give {words}")
 
 
-# Equations
-
-
 def robot_policy(q_r: Array, beta_r: Number) -> Array:
     """Eq. (5): pi proportional to (-q)^(-beta_r). `[..., A]`, q < 0 -> `[..., A]`.
     Scale free: pi(c q) = pi(q). beta_r = 0 is uniform. beta_r: number or `[...]`.
