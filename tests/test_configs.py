@@ -56,6 +56,10 @@ def test_suites_are_arguments_of_one_file():
     found = {suite: load(f"{FOLDER}/suites.py:{suite}") for suite in SUITES}
     assert [one.train.train_ratio for one in found.values()] == [32, 256, 1024, 512, 256]
     assert found["atari"].env.kwargs == {"full_action_space": True} and found["atari"].env.grey
+    for one in found.values():
+        spec = KINDS["continuous" if one.env.pixels else "screen"]
+        spec = spec._replace(action_repeat=2 if one.env.pixels else 1)
+        assert make_schedule(one.for_task(spec), spec).seed_steps >= 2_000
     assert load("suites:atari100k") == found["atari100k"] != load("dreamerv3")
     with pytest.raises(ValueError, match="--config=suites:ataris is unknown: choose one of"):
         load("suites:ataris")

@@ -35,6 +35,8 @@ def get_config(suite: str = "dmc_vision") -> config_dict.ConfigDict:
         raise ValueError(f"--config=suites:{suite} is unknown: choose one of {list(SUITES)}")
     config, (name, steps, ratio, env) = presets.load("dreamerv3"), SUITES[suite]
     config.env.update(env, name=name)
-    config.train.update(steps=steps, train_ratio=ratio, seed_steps=2_000)
+    config.train.update(steps=steps, train_ratio=ratio)
     config.replay.capacity = 100_000
+    if config.env.num_envs == 1:
+        config.train.seed_steps = 2_000
     return config
