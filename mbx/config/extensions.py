@@ -86,7 +86,11 @@ def execute(path: str, name: str) -> types.ModuleType:
     loader = importlib.machinery.SourceFileLoader(name, path)
     module = sys.modules[name] = types.ModuleType(name)
     module.__file__, module.__loader__ = path, loader
-    loader.exec_module(module)
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -24,6 +24,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from mbx.config import extensions
+
 SUITES = ("gym", "jax")
 WORKER = "MBX_WORKER"  # environment variable of the processes of `env.workers`
 
@@ -328,12 +330,5 @@ def _import(path: str) -> types.ModuleType:
     spec = _spec(dotted)
     if spec is not None and spec.origin and os.path.abspath(spec.origin) == path:
         return importlib.import_module(dotted)
-    dotted = f"mbx_own_{abs(hash(path)):x}_{parts[-1]}"  # another module has the name
-    spec = importlib.util.spec_from_file_location(dotted, path)
-    module = sys.modules[dotted] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[dotted]
-        raise
-    return module
+    # Another module may have the name.
+    return extensions.execute(path, f"mbx_own_{abs(hash(path)):x}_{parts[-1]}")
