@@ -36,6 +36,7 @@ def get_config(suite: str = "dmc_vision") -> config_dict.ConfigDict:
     config, (name, steps, ratio, env) = presets.load("dreamerv3"), SUITES[suite]
     config.env.update(env, name=name)
     config.train.update(steps=steps, train_ratio=ratio)
+    config.eval.update(episodes=5, interval=steps // 20)  # a reset of Crafter takes a second
     config.replay.capacity = 100_000
     if config.env.num_envs == 1:
         config.train.seed_steps = 2_000
