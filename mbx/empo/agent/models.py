@@ -138,12 +138,10 @@ class _Networks:
             goal = _fresh(self.goal, keys[1], self.described)
             params["v_h_e"] = {"state": _fresh(self.state, keys[0], latent), "goal": goal}
             if self.world.of_goals is not None:
-                wide, own = (
-                    jnp.zeros((1, 1, 1, self.options.hidden)),
-                    jax.random.fold_in(keys[0], 1),
-                )
+                wide = jnp.zeros((1, 1, 1, self.options.hidden))
                 seen = wide, wide, features[:, self.world.of_goals]
-                params["v_h_e"]["pair"] = _fresh(self.pair, own, *seen)
+                pair_key = jax.random.fold_in(keys[0], 1)
+                params["v_h_e"]["pair"] = _fresh(self.pair, pair_key, *seen)
             if not self.identity:
                 params["v_h_e"]["encoder"] = _fresh(self.body, keys[3], features)
         if "q_r" in self.names:

@@ -213,7 +213,9 @@ def make_targets(
         return total.reshape(*shape, *x.shape[1:])
 
     if unique:
-        keys = _keys(world, flat.state)
+        # What identifies a successor: its number, or all its words.
+        listed_world = world.num_states is not None
+        keys = jax.vmap(world.index if listed_world else layout(world.example_state)[1])(flat.state)
         (v_r, v, x), count = successors.map_unique(evaluate, codes, keys, flat.valid, unique)
         metrics["n_unique"] = count.astype(jnp.float32)
     else:
@@ -258,10 +260,3 @@ def checked(targets: Targets, lost: Array, human: Profiles, mask: Array) -> tupl
         v_h_e=jnp.where(whole, targets.v_h_e, 0.0),
         coverage=jnp.where(whole & ~gap, targets.coverage, 0.0),
     ), {"lost_targets": share(missing), "broken_targets": share(~sound)}
-
-
-def _keys(world: World, states: Any) -> Array:
-    """What identifies a successor: the state's number, or all its words."""
-    if world.num_states is not None:
-        return jax.vmap(world.index)(states)
-    return jax.vmap(layout(world.example_state)[1])(states)

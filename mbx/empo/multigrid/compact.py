@@ -7,6 +7,7 @@ entering magic walls, their hardening), 13 an agent, and 96 of 4 buttons of each
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from mbx.empo.multigrid import packed
 from mbx.empo.multigrid.effects import CONTROL, DISABLE, HUMAN, KILL, PAUSE
 from mbx.empo.multigrid.layout import BUTTONS, DIRECTIONS, ITEMS, Layout
 from mbx.empo.multigrid.objects import COLORS
+from mbx.empo.multigrid.paths import on
 from mbx.empo.multigrid.state import CARRIED, State, goal_cells
 from mbx.types import Array
 
@@ -47,13 +49,11 @@ def make_features(
         if count > SLOTS:
             raise ValueError(f"{count} buttons of kind {name} on one map: at most {SLOTS}")
     rows, columns = template.wall.shape
-    cells = jnp.arange(rows * columns).reshape(rows, columns)
 
     def planes(layout: Layout, state: State) -> Array:
         grid = packed.channels(packed.encode(packed.grid_fields(layout, state)))[kept]
-        agents = state.agents.astype(jnp.int32)
-        at = cells[None] == (agents[:, 1] * columns + agents[:, 0])[:, None, None]
-        looks = jax.nn.one_hot(agents[:, 2], 4) * (state.alive > 0)[:, None]
+        at = jax.vmap(functools.partial(on, layout))(state.agents[:, None])
+        looks = jax.nn.one_hot(state.agents[:, 2], 4) * (state.alive > 0)[:, None]
         looking = (at[:, None] * looks[:, :, None, None]).reshape(-1, rows, columns)
         goals = goal_cells(layout).reshape(-1, rows, columns)
         return jnp.concatenate([grid, looking, goals])[:, 1:-1, 1:-1]
@@ -75,9 +75,8 @@ def make_features(
 def with_closeness(
     template: Layout, features: Callable[[Layout, State], Array]
 ) -> tuple[Callable[[Layout, State], Array], np.ndarray | None]:
-    """The features and then those of `closeness`, which networks would need many layers for; and
-    which of these, `[H, G, F]`, are about a human's goal (None: maps are too wide for them).
-    """
+    """Features and then `closeness`, as a network needs many layers to find ways; and which of it,
+    `[H, G, F]`, is about a human's goal. Not on maps that are too wide: None."""
     if template.wall.shape[1] > BITS:
         return features, None
     shape = template.goals.shape[:2]
@@ -97,38 +96,30 @@ def closeness(layout: Layout, state: State) -> Array:
     that is shut in the way (rocks, blocks, locked doors, magic walls), then without robots, then
     with walls alone. For maps at most BITS cells wide.
     """
-    shape, columns = layout.wall.shape, layout.wall.shape[1]
-
-    def cells(places: Array) -> Array:
-        at = places[:, 1].astype(jnp.int32) * columns + places[:, 0]
-        return (at[:, None] == jnp.arange(layout.wall.size)[None]).reshape(-1, *shape)
-
-    bit = jnp.uint32(1) << jnp.arange(columns, dtype=jnp.uint32)
+    bit = jnp.uint32(1) << jnp.arange(layout.wall.shape[1], dtype=jnp.uint32)
     board = lambda x: jnp.dot(x.astype(jnp.uint32), bit)  # noqa: E731
-    things, locked = cells(state.movable), (state.doors == maps.LOCKED)[:, None, None]
-    wall = layout.wall | layout.lava | jnp.any(cells(layout.buttons), axis=0)
-    shut = [things, cells(layout.doors) & locked, cells(layout.magic)]
-    stuck = wall | jnp.any(jnp.concatenate(shut), axis=0)
-    ends = board(jnp.concatenate([goal_cells(layout).reshape(-1, *shape), things]))
-    robots = jnp.any(cells(state.agents[jnp.asarray(layout.robots)]), axis=0)
+    wall = layout.wall | layout.lava | on(layout, layout.buttons)
+    stuck = wall | on(layout, state.movable) | on(layout, layout.magic)
+    stuck |= on(layout, layout.doors, state.doors == maps.LOCKED)
+    robots = on(layout, state.agents[jnp.asarray(layout.robots)])
     free = board(~jnp.stack([stuck | robots, stuck, wall]))[:, None]
+    things = jax.vmap(functools.partial(on, layout))(state.movable[:, None])
+    ends = board(jnp.concatenate([goal_cells(layout).reshape(-1, *wall.shape), things]))
     turns = (state.agents[:, 2:].astype(jnp.int32) + jnp.arange(4)[None]) % 4
     around = jnp.pad(jnp.asarray(DIRECTIONS)[turns], ((0, 0), (1, 0), (0, 0)))  # [N, 5, 2]
     x, y = jnp.moveaxis(state.agents[:, None, :2].astype(jnp.int32) + around, -1, 0)
 
-    def here(there: Array) -> Array:
-        return (there[..., y] >> x.astype(jnp.uint32)[None, None]) & 1
+    here = lambda there: (there[..., y] >> x.astype(jnp.uint32)[None, None]) & 1  # noqa: E731
 
     def sweep(old: tuple) -> tuple:
-        there, _, near, seen = old
+        there, _, near = old
         grown = there << 1 | there >> 1 | jnp.roll(there, 1, axis=-1) | jnp.roll(there, -1, axis=-1)
-        new = there | grown & free
-        return new, there, near * jnp.where(seen > 0, 1.0, 0.9), here(new)
+        return there | grown & free, there, near * jnp.where(here(there) > 0, 1.0, 0.9)
 
     start = jnp.broadcast_to(ends, (3, *ends.shape))
-    init = (start, ~start, jnp.ones((3, len(ends), *x.shape)), here(start))
-    _, _, near, seen = jax.lax.while_loop(lambda v: jnp.any(v[0] != v[1]), sweep, init)
-    return jnp.where(seen > 0, near, 0.0)
+    init = start, ~start, jnp.ones((3, len(ends), *x.shape))
+    there, _, near = jax.lax.while_loop(lambda v: jnp.any(v[0] != v[1]), sweep, init)
+    return jnp.where(here(there) > 0, near, 0.0)
 
 
 def agent_features(layout: Layout, state: State) -> Array:

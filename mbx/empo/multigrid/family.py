@@ -20,6 +20,7 @@ from mbx.empo.multigrid import layout as maps
 from mbx.empo.multigrid.compact import make_features, used_channels, with_closeness
 from mbx.empo.multigrid.generate import generate
 from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout, read_worlds
+from mbx.empo.multigrid.paths import on
 from mbx.empo.multigrid.state import GONE, State, board_arrays, initial_state
 from mbx.empo.multigrid.world import grid_world, make_prior, make_views
 from mbx.empo.power.equations import PowerParams
@@ -199,16 +200,10 @@ def scatter(template: Layout, key: Array, situation: Situation) -> Situation:
     now, layout = situation.now, read_place(template, situation.place)
     cell_key, look_key, door_key, kept_key = jax.random.split(jax.random.fold_in(key, 1), 4)
     rows, columns = template.wall.shape
-    number = jnp.arange(rows * columns).reshape(rows, columns)
-
-    def on(places: Array) -> Array:
-        code = places[:, 1].astype(jnp.int32) * columns + places[:, 0].astype(jnp.int32)
-        return jnp.any(number[None] == code[:, None, None], axis=0)
-
-    full = layout.wall | layout.lava | on(layout.doors) | on(layout.buttons) | on(layout.magic)
-    full |= on(now.items)
+    full = layout.wall | layout.lava | on(layout, layout.doors) | on(layout, layout.buttons)
+    full |= on(layout, layout.magic) | on(layout, now.items, now.items[:, 0] >= 0)
     kept = jax.random.bernoulli(kept_key)
-    full |= kept & on(now.movable)
+    full |= kept & on(layout, now.movable)
     there = jnp.where(kept, False, now.movable[:, 0] > 0)
     score = jax.random.uniform(cell_key, (rows * columns,)) - full.ravel()
     num = len(template.agents)

@@ -88,7 +88,7 @@ def _ahead(cells: Array, direction: int) -> Array:
     return jnp.roll(cells, (-dy, -dx), axis=(-2, -1))
 
 
-def _on(layout: Layout, places: Any, there: Any = True) -> Array:
+def on(layout: Layout, places: Any, there: Any = True) -> Array:
     """`[Y, X]` bool: cells (x, y) of `places` `[n, 2]` that are `there` `[n]`."""
     rows, columns = layout.wall.shape
     cell = places[:, 1].astype(jnp.int32) * columns + places[:, 0]
@@ -99,18 +99,18 @@ def _on(layout: Layout, places: Any, there: Any = True) -> Array:
 def _ways(layout: Layout, state: State, human: int) -> Ways:
     """What it takes a human to enter cells and to take keys, in a state."""
     keys = np.flatnonzero(layout.item_kind == KEY)
-    closed = layout.wall | layout.lava | _on(layout, layout.buttons)
-    cost = jnp.where(closed, jnp.inf, 1.0) + _on(layout, layout.doors, state.doors == maps.CLOSED)
+    closed = layout.wall | layout.lava | on(layout, layout.buttons)
+    cost = jnp.where(closed, jnp.inf, 1.0) + on(layout, layout.doors, state.doors == maps.CLOSED)
     locked, every = state.doors == maps.LOCKED, []
     for color in (maps.NONE, *(layout.item_color[key] for key in keys)):
         fits = jnp.asarray(layout.door_color == color)
-        opened = jnp.where(_on(layout, layout.doors, locked & fits), 1.0, 0.0)
-        refused = _on(layout, layout.doors, locked & ~fits)
+        opened = jnp.where(on(layout, layout.doors, locked & fits), 1.0, 0.0)
+        refused = on(layout, layout.doors, locked & ~fits)
         every.append(cost + jnp.where(refused, jnp.inf, opened))
     cost = jnp.broadcast_to(jnp.stack(every)[:, None], (len(every), 4, *layout.wall.shape))
     take = jnp.full((len(every), *layout.wall.shape), jnp.inf)
     for item in range(len(layout.items)):  # in the way until they are taken or opened
-        here = _on(layout, state.items[item : item + 1], state.items[item, :1] >= 0)
+        here = on(layout, state.items[item : item + 1], state.items[item, :1] >= 0)
         full = 0.0 if layout.item_kind[item] == BOX else 1.0  # hands that hold a key drop it first
         extra = jnp.where(jnp.arange(len(every)) == 0, 1.0, 1.0 + full)
         own = np.flatnonzero(keys == item) + 1
@@ -120,7 +120,7 @@ def _ways(layout: Layout, state: State, human: int) -> Ways:
         cost += jnp.where(here[None, None], extra[:, None, None, None], 0.0)
         for hand in own:
             box = max(int(layout.item_box[item]), 0)
-            boxed = _on(layout, state.items[box : box + 1], state.items[item, :1] == INSIDE)
+            boxed = on(layout, state.items[box : box + 1], state.items[item, :1] == INSIDE)
             take = take.at[hand].set(jnp.where(here, 1.0, jnp.where(boxed, 2.0, jnp.inf)))
     return Ways(cost + (_magic(layout, state, human) + _pushed(layout, state, human))[None], take)
 
@@ -131,7 +131,7 @@ def _magic(layout: Layout, state: State, human: int) -> Array:
     asks = bool(layout.may_enter_magic[human]) and layout.magic_entry > 0.0
     tries = 1.0 / layout.magic_entry - 1.0 if asks else np.inf
     for number in range(len(layout.magic)):
-        here = _on(layout, layout.magic[number : number + 1])
+        here = on(layout, layout.magic[number : number + 1])
         side = jnp.asarray(layout.magic_side)[number]
         right_side = (side == 4) | (jnp.arange(4) == (side + 2) % 4)
         each = jnp.where(right_side & (state.solid[number] == 0), tries, jnp.inf)
@@ -146,12 +146,12 @@ def _pushed(layout: Layout, state: State, human: int) -> Array:
     """Rocks, and blocks that have no room beyond, wait for help: `[D, Y, X]`."""
     if not len(layout.movable):
         return jnp.zeros((4, *layout.wall.shape))
-    taken = layout.wall | layout.lava | _on(layout, state.movable)
-    taken |= _on(layout, layout.doors, state.doors != maps.OPEN)
-    taken |= _on(layout, state.items, state.items[:, 0] >= 0)
-    taken |= _on(layout, layout.buttons) | _on(layout, layout.magic)
+    taken = layout.wall | layout.lava | on(layout, state.movable)
+    taken |= on(layout, layout.doors, state.doors != maps.OPEN)
+    taken |= on(layout, state.items, state.items[:, 0] >= 0)
+    taken |= on(layout, layout.buttons) | on(layout, layout.magic)
     stuck = jnp.stack([_ahead(taken, d) for d in range(4)])
-    heavy, light = (_on(layout, state.movable, kind) for kind in (layout.heavy, ~layout.heavy))
+    heavy, light = (on(layout, state.movable, kind) for kind in (layout.heavy, ~layout.heavy))
     heavy = heavy[None] & (stuck if layout.may_push[human] else True)
     return jnp.where(heavy | (light[None] & stuck), help_steps(layout), 0.0)
 
@@ -169,9 +169,9 @@ def _ways_left(layout: Layout, state: State, human: int, v: Array, ways: Ways) -
     held = (state.items[:, 0] == CARRIED) & (state.items[:, 1] == human)
     hand = jnp.sum(held[keys] * jnp.arange(1, 1 + len(keys), dtype=jnp.int32), dtype=jnp.int32)
     now, ahead, enter = v[:, hand, d, y, x], facing(v[:, hand, d]), facing(ways.enter[hand, d])
-    door = facing(_on(layout, layout.doors, state.doors != maps.OPEN))
+    door = facing(on(layout, layout.doors, state.doors != maps.OPEN))
     there = state.items[:, 0] >= 0
-    thing = facing(_on(layout, state.items, there))
+    thing = facing(on(layout, state.items, there))
     # A magic wall lets one through now and then: as often as tries are needed on average.
     free = ~(door | thing) & jnp.isfinite(enter) & (enter < help_steps(layout))
     share = jnp.where(free, 1.0 / jnp.maximum(enter, 1.0), 0.0)
@@ -183,10 +183,10 @@ def _ways_left(layout: Layout, state: State, human: int, v: Array, ways: Ways) -
         share * jnp.where(free, ahead, 0.0) + (1.0 - share) * bumped,
     ]
     if layout.num_actions > maps.TOGGLE:
-        opened = facing(_on(layout, layout.doors, state.doors == maps.OPEN))
+        opened = facing(on(layout, layout.doors, state.doors == maps.OPEN))
         after.append(jnp.where(door & jnp.isfinite(enter), 1.0 + ahead, now + opened))
     if layout.num_actions > maps.PICK_UP:
-        is_box = facing(_on(layout, state.items, there & (layout.item_kind == BOX)))
+        is_box = facing(on(layout, state.items, there & (layout.item_kind == BOX)))
         takes = jnp.where(jnp.isfinite(facing(ways.take)), 0.0, most)  # [C]
         with_key = jnp.min(takes[:, None] + v[:, :, d, y, x].T, 0)
         cleared = jnp.where(thing & jnp.isfinite(enter), 1.0 + ahead, now)
