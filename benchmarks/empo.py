@@ -253,7 +253,7 @@ def layouts(out: str) -> None:
             own = dataclasses.replace(problem, settings=dataclasses.replace(settings, eval=look))
             each[f"{name} {number}"] = evaluation.learned_policy(own, train)
         for name in each.keys() - reach.keys():
-            reach[name] = _by_map(world, each[name], np.asarray(make_family(drawn).places.grid))
+            reach[name] = _by_map(world, each[name], make_family(drawn).places)
     exact = np.array([_beside_exact(one, settings, problem) for one in drawn])
     known, rows = ~np.isnan(exact), []
     low, high = reach["random"][known], exact[known]
@@ -279,17 +279,18 @@ def _way(own: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:
     return float((own - low).mean() / (high - low).mean())
 
 
-def _by_map(world: Any, policy: Any, places: np.ndarray) -> np.ndarray:
-    """What humans reach beside a robot on each map, known by its grid `[L, Y, X]`."""
+def _by_map(world: Any, policy: Any, places: Any) -> np.ndarray:
+    """What humans reach beside a robot on each map, known by its place `[L, ...]`."""
     sizes = dict(episodes=flags.FLAGS.episodes, length=flags.FLAGS.length)
 
     @jax.jit
     def play(key: Any) -> Any:
         played = evaluation.play(world, policy, key, **sizes)
-        return played.reached, played.states.place.grid[:, 0]
+        return played.reached, jax.tree.map(lambda x: x[:, 0], played.states.place)
 
-    reached, grids = (np.asarray(x) for x in play(jax.random.key(1)))
-    there = (grids[:, None] == places[None]).all(axis=(2, 3))
+    reached, at = jax.device_get(play(jax.random.key(1)))
+    flat = lambda place: np.concatenate([x.reshape(len(x), -1) for x in place], axis=1)  # noqa: E731
+    there = (flat(at)[:, None] == flat(jax.device_get(places))[None]).all(axis=2)
     return np.array([reached[own].mean() for own in there.T])
 
 
