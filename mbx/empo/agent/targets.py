@@ -191,8 +191,7 @@ def make_targets(
 ) -> tuple[Targets, Metrics]:
     """Eqs. (4) and (6) for states `[B, ...]` from frozen parameters, averaged over human actions.
     Of a part of a batch (`mbx.fast.collectives`) the metrics are its shares. mask: `[B]` bool, rows
-    that exist. capacity, listed: see `expand`. unique: room for distinct successors, each evaluated
-    once; 0: every successor is. Results do not depend on it.
+    that exist. capacity, listed: see `expand`. unique: room for distinct successors, 0: all.
     Returns the targets, and metrics: those of `expand`, lost_targets (share of robot actions
     without a target because successors are missing), broken_targets (because a successor is not
     finite) and zero_ability (how often X_h was at the floor).
@@ -212,10 +211,9 @@ def make_targets(
         total = successors.segment_expectation(x, flat.prob, flat.segment, lost.size)
         return total.reshape(*shape, *x.shape[1:])
 
-    if unique:
-        # What identifies a successor: its number, or all its words.
-        listed_world = world.num_states is not None
-        keys = jax.vmap(world.index if listed_world else layout(world.example_state)[1])(flat.state)
+    if unique:  # a successor is known by its number, or by all its words
+        words = layout(world.example_state)[1]
+        keys = jax.vmap(words if world.num_states is None else world.index)(flat.state)
         (v_r, v, x), count = successors.map_unique(evaluate, codes, keys, flat.valid, unique)
         metrics["n_unique"] = count.astype(jnp.float32)
     else:
