@@ -181,12 +181,11 @@ def test_a_map_is_drawn_a_row_a_human_and_a_column_a_goal(monkeypatch):
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
     mean = np.random.default_rng(0).uniform(size=(2, 3, 2, 3))
     count = np.array([[[1, 0, 2], [0, 0, 1]], [[1, 1, 1], [0, 3, 1]]])
-    titles = [[f"{human}.{goal}" for goal in range(3)] for human in range(2)]
-    diagnostics.draw_map(mean, count, titles, "values", seen_world().views.blocked)
+    diagnostics.draw_map(mean, count, seen_world())
     np.testing.assert_allclose(drawn[0].get_size_inches(), (1.0 + 3 * 2.2, 0.6 + 2 * 2.3))
     for number, (human, goal) in enumerate(np.ndindex(2, 3)):
         axis = drawn[0].axes[number]
-        assert axis.get_title() == titles[human][goal]
+        assert axis.get_title() == f"human {human + 1}, goal {goal + 1}"
         shown, wall = (np.ma.filled(image.get_array(), np.nan) for image in axis.images)
         np.testing.assert_array_equal(shown, np.where(count[human] > 0, mean[human, goal], np.nan))
         np.testing.assert_array_equal(wall, [[np.nan, 1.0, np.nan], [np.nan] * 3])
@@ -297,7 +296,7 @@ def test_what_is_drawn_of_states_is_what_was_learned_of_them():
 
 def test_files_are_an_episode_and_maps_with_the_walls_of_theirs(monkeypatch):
     drawn = []
-    monkeypatch.setattr(diagnostics, "draw_map", lambda *given: drawn.append(given))
+    monkeypatch.setattr(diagnostics, "draw_map", lambda *given, **more: drawn.append((given, more)))
     world = seen_world()
     world.num_humans, world.num_goals, world.num_robots, world.num_actions = 2, 1, 2, 2
     world.views.render = lambda state, goals: jnp.zeros((8, 8, 3), jnp.uint8)
@@ -307,12 +306,12 @@ def test_files_are_an_episode_and_maps_with_the_walls_of_theirs(monkeypatch):
     assert list(files) == ["episode.gif", "value_map.png"]
     assert files["episode.gif"][:4] == b"GIF8"
     (values,) = drawn
-    np.testing.assert_array_equal(values[0], diagnostics.value_map(world, played, looked)[0])
-    assert values[2][1] == ["human 2, goal 1", "$X_2$"]
-    assert values[4] is world.views.blocked
+    np.testing.assert_array_equal(values[0][0], diagnostics.value_map(world, played, looked)[0])
+    assert values[1]["titles"][1] == ["human 2, goal 1", "$X_2$"]
+    assert values[1]["blocked"] is world.views.blocked
     world.views.walls = lambda state: jnp.full((2, 3), state == 0)
     diagnostics.pictures(world, played, looked)
-    assert drawn[-1][4].all()
+    assert drawn[-1][1]["blocked"].all()
 
 
 def test_humans_act_at_random_wherever_they_act():

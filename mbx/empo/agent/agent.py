@@ -118,6 +118,7 @@ def _check_world(settings: Settings, spec: EnvSpec) -> None:
     found: Any = spec.world
     most, prior = found.world.max_successors, found.prior or "exact"  # "": custom humans
     others, solved = f"its humans are {prior!r}", prior in ("exact", "learned")
+    of_many = not spec.name.startswith("empo:multigrid/")
     idle = [
         (found.world.num_states is not None, "model.table_rows", "its states are listed"),
         (settings.loss.room > most, "loss.room", f"a joint action has at most {most} successors"),
@@ -131,11 +132,7 @@ def _check_world(settings: Settings, spec: EnvSpec) -> None:
         ),
         (prior != "exact", "humans.habit", f"{others}, and only exact ones have a habit"),
         (not settings.power.nu_h, "humans.habit", "its share power.nu_h is 0"),
-        (
-            not spec.name.startswith("empo:multigrid/"),
-            "humans.max_states",
-            "it is for empo:multigrid/MAP",
-        ),
+        (of_many, "humans.max_states", "it is for empo:multigrid/MAP"),
     ]
     for name, why in ((name, why) for without_effect, name, why in idle if without_effect):
         section, _, field = name.partition(".")

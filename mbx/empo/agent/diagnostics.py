@@ -98,7 +98,7 @@ def pictures(world: World, played: evaluation.Episodes, values: np.ndarray) -> d
         for h in range(world.num_humans)
     ]
     means, words = value_map(world, played, values), "$V_h^e$, $X_h$"
-    drawn = draw_map(*means, titles, words, blocked)
+    drawn = draw_map(*means, world, titles=titles, label=words, blocked=blocked)
     return {"episode.gif": to_gif(_frames(world, played)), "value_map.png": drawn}
 
 
@@ -151,11 +151,16 @@ def value_map(
 
 
 def draw_map(
-    mean: np.ndarray, count: np.ndarray, titles: Sequence[Sequence[str]], label: str, blocked: Any
+    mean: np.ndarray,
+    count: np.ndarray,
+    world: World,
+    *,
+    titles: Sequence[Sequence[str]] | None = None,
+    label: str = "$V_h^e$",
+    blocked: np.ndarray | None = None,
 ) -> bytes:
     """The map as a PNG file's content: a row an agent, a column a value; white was never visited.
-    mean `[K, V, rows, columns]` from 0 to 1; count `[K, rows, columns]` visits; titles `[K][V]`;
-    blocked `[rows, columns]` bool, walls.
+    mean `[K, V, rows, columns]` from 0 to 1; count `[K, rows, columns]` visits; blocked: walls.
     """
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
@@ -163,14 +168,14 @@ def draw_map(
     agents, kinds = mean.shape[:2]
     figure = Figure(figsize=(1.0 + 2.2 * kinds, 0.6 + 2.3 * agents), layout="constrained")
     axes = figure.subplots(agents, kinds, squeeze=False)
-    wall = np.where(blocked, 1.0, np.nan)
+    wall = np.where(world.views.blocked if blocked is None else blocked, 1.0, np.nan)
     for agent, kind in np.ndindex(agents, kinds):
         axis, seen = axes[agent, kind], np.where(count[agent] > 0, mean[agent, kind], np.nan)
         image = axis.imshow(seen, vmin=0.0, vmax=1.0, cmap="viridis")
         axis.imshow(wall, vmin=0.0, vmax=1.5, cmap="Greys")
-        axis.set_title(titles[agent][kind], fontsize=9)
-        axis.set_xticks([])
-        axis.set_yticks([])
+        title = titles[agent][kind] if titles else f"human {agent + 1}, goal {kind + 1}"
+        axis.set_title(title, fontsize=9)
+        axis.set(xticks=[], yticks=[])
     figure.colorbar(image, ax=axes, label=label, shrink=0.8)
     target = io.BytesIO()
     figure.savefig(target, format="png", dpi=100)
