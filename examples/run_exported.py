@@ -9,9 +9,8 @@ import sys
 import time
 import zipfile
 
-import jax
+import jax.export
 import numpy as np
-from jax import export
 
 
 class Policy:
@@ -20,10 +19,10 @@ class Policy:
     def __init__(self, path):
         with zipfile.ZipFile(path) as file:
             self.about = json.loads(file.read("about.json"))
-            self._act = jax.jit(export.deserialize(bytearray(file.read("program"))).call)
+            self._act = jax.jit(jax.export.deserialize(bytearray(file.read("program"))).call)
             arrays = np.load(io.BytesIO(file.read("arrays.npz")))
-        here = jax.devices()[0]  # bound to it as results are: one program for all calls
-        placed = {name: jax.device_put(arrays[name], here) for name in arrays.files}
+        # Bound to a device as results are: one program for all calls.
+        placed = {name: jax.device_put(arrays[name], jax.devices()[0]) for name in arrays.files}
         self._params = [x for name, x in placed.items() if name.startswith("params")]
         self._memory = [x for name, x in placed.items() if name.startswith("memory")]
         self.reset()
@@ -45,17 +44,14 @@ def as_seen(about, observation):
     """One array of the environment's observation; ValueError for one that does not fit."""
     num, *shape = about["obs_shape"]
     if not about["parts"] or not isinstance(observation, dict | tuple):
-        obs = one_part(about, "", shape, observation)
-        return finite("", obs.astype(about["obs_dtype"]))
+        return finite("", one_part(about, "", shape, observation).astype(about["obs_dtype"]))
     given, images, numbers = named(observation), [], []
     for name, shape in about["parts"]:
         if name not in given:
             raise ValueError(f"an observation without {name!r}")
-        array = one_part(about, name, shape, given[name])
-        if len(shape) == 3:
-            images.append(array.astype(np.uint8))
-        else:
-            numbers.append(finite(name, array.astype(np.float32)).reshape(num, -1))
+        array, image = one_part(about, name, shape, given[name]), len(shape) == 3
+        array = finite(name, array.astype(np.uint8 if image else np.float32))
+        (images if image else numbers).append(array if image else array.reshape(num, -1))
     joined = [np.concatenate(x, axis=-1) for x in (images, numbers) if x]
     if len(joined) == 2:  # as bytes
         joined = [np.concatenate([x.view(np.uint8).reshape(num, -1) for x in joined], axis=-1)]
@@ -64,28 +60,22 @@ def as_seen(about, observation):
 
 def named(observation, path=""):
     """Parts by name: arm/angle of dictionaries in dictionaries, places of tuples."""
-    if isinstance(observation, tuple):
-        observation = dict(enumerate(observation))
-    if not isinstance(observation, dict):
-        return {path: observation}
-    found = {}
-    for name, one in observation.items():
-        found |= named(one, f"{path}/{name}" if path else str(name))
-    return found
+    if not isinstance(observation, dict | tuple):
+        return {path.removesuffix("/"): observation}
+    parts = enumerate(observation) if isinstance(observation, tuple) else observation.items()
+    inner = (named(one, f"{path}{name}/") for name, one in parts)
+    return {name: one for part in inner for name, one in part.items()}
 
 
 def one_part(about, name, shape, value):
     """A part `[batch, *shape]`; numbers of choices become one-hot."""
     num, array = about["obs_shape"][0], np.asarray(value)
-    choices = dict(about["choices"]).get(name, ())
-    wanted = [num, *shape]
+    choices, wanted = dict(about["choices"]).get(name, ()), [num, *shape]
     if choices and shape == [len(choices)]:  # a single value each
         array = np.ones(wanted)
     elif choices and array.size == num * len(choices) and list(array.shape) != wanted:
-        columns = array.reshape(num, -1).T.astype(int)
-        hot = [
-            np.arange(n) == x[:, None] - low for x, (low, n) in zip(columns, choices, strict=True)
-        ]
+        columns = zip(array.reshape(num, -1).T.astype(int), choices, strict=True)
+        hot = [np.arange(n) == x[:, None] - low for x, (low, n) in columns]
         if not all(one.any(1).all() for one in hot):
             raise ValueError(f"the observation {name!r} is {value}, beyond its choices {choices}")
         array = np.concatenate(hot, axis=1)

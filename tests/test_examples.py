@@ -60,7 +60,7 @@ def test_examples_stay_short():
         own_head=25,
         own_paper=25,
         own_planner=30,
-        run_exported=110,
+        run_exported=100,
         run_onnx=30,
         single_file_tdmpc=330,
     )
