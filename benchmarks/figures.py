@@ -25,6 +25,8 @@ from absl import app, flags
 
 from mbx.analysis import drawing
 from mbx.analysis.curves import MARKERS, Curve, draw_published, draw_seeds, value_at
+from mbx.analysis.tables import interquartile_mean
+from mbx.analysis.tables import mean_of_tasks as mean_of_scores
 from mbx.training.files import atomic_write
 
 from .suites import Published, load_published
@@ -263,8 +265,11 @@ def table(spec: Spec) -> str:
     "columns": a row for what `where` finds, a column for steps (values of several seeds by commas,
     of several steps by blanks; with "mean" their mean, so many digits, with "digits" each rounded),
     for an agent's "published" value of the row's task, or for a field of the last row.
-    "mean_of_rows": the label of a last row with the means of the rows' means.
+    "mean_of_rows": the label of a last row with the means of the rows' means. "methods": see
+    `methods`.
     """
+    if "methods" in spec:
+        return methods(spec)
     if "cells" in spec:
         head, *body = csv.reader((RESULTS / spec["cells"]).read_text().splitlines())
         kept = [i for i, name in enumerate(head) if name in spec.get("only", head)]
@@ -280,6 +285,43 @@ def table(spec: Spec) -> str:
         body.append([*spec["mean_of_rows"], *cells])
     head = [*spec["head"], *(c["head"] for c in columns), *spec.get("after", ())]
     return _markdown(head, body)
+
+
+def methods(spec: Spec) -> str:
+    """Published methods beside the runs of "data", by "agent" rows of "published".
+    Means over "tasks" of the means over seeds at each of "steps", and at the last their
+    interquartile mean, and how much higher the runs are: the mean over tasks with a 95 % interval,
+    tasks resampled, and in each task the seeds of either side.
+    """
+    rng, tasks, steps = np.random.default_rng(0), spec["tasks"], spec["steps"]
+    runs = matching(read(spec["data"]), spec["where"])
+    published = read(spec["published"])
+    at = rng.integers(0, len(tasks), (10_000, len(tasks)))
+
+    def scores(rows: Rows, step: int) -> list[np.ndarray]:
+        found = {task: [] for task in tasks}  # type: dict[str, list[float]]
+        for row in rows:
+            if int(row["step"]) == step and row["task"] in found:
+                found[row["task"]].append(float(row["value"]))
+        return [np.array(values) for values in found.values()]
+
+    def resampled(own: list[np.ndarray]) -> np.ndarray:
+        drawn = [x[rng.integers(0, len(x), (len(at), len(x)))].mean(1) for x in own]
+        return np.take_along_axis(np.stack(drawn, 1), at, 1).mean(1)
+
+    ours, body = resampled(scores(runs, steps[-1])), []
+    for line in spec["methods"]:
+        rows = matching(published, {"agent": line["agent"]}) if "agent" in line else runs
+        each = [scores(rows, step) for step in steps]
+        cells = [f"{mean_of_scores(own):.0f}" if all(map(len, own)) else "" for own in each]
+        middle = interquartile_mean([np.array([x.mean()]) for x in each[-1]])
+        more = ""
+        if "agent" in line:
+            low, high = np.percentile(ours - resampled(each[-1]), [2.5, 97.5])
+            gain = mean_of_scores(scores(runs, steps[-1])) - mean_of_scores(each[-1])
+            more = f"{gain:+.0f} ({low:+.0f} to {high:+.0f})"
+        body.append([*line["label"], *cells, f"{middle:.0f}", more])
+    return _markdown(spec["head"], body)
 
 
 def _mean(rows: Rows, column: Spec) -> float:

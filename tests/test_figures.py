@@ -192,6 +192,24 @@ def test_a_table_with_published_values_and_means(tmp_path, monkeypatch):
     ]
 
 
+def test_methods_beside_the_runs_by_hand(tmp_path, monkeypatch):
+    """Tasks are resampled in pairs: a alone 5, b alone 9 to 29 by which of its seeds are drawn."""
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    ours = ["a,s,0,9,4", "a,s,0,20,10", "b,s,0,9,8", "b,s,0,20,30", "b,s,1,20,50", "b,t,0,20,0"]
+    (tmp_path / "a.csv").write_text("task,setting,seed,step,value\n" + "\n".join(ours) + "\n")
+    theirs = ["a,p,0,20,5", "b,p,0,20,21", "c,p,0,20,99", "b,p,0,9,7"]
+    (tmp_path / "p.csv").write_text("task,agent,seed,step,value\n" + "\n".join(theirs) + "\n")
+    spec = {"data": "a.csv", "where": {"setting": "s"}, "published": "p.csv"}
+    spec |= {"tasks": ["a", "b"], "steps": [9, 20], "head": ["m", "9", "20", "middle", "more"]}
+    spec["methods"] = [{"label": ["us"]}, {"label": ["them"], "agent": "p"}]
+    assert figures.table(spec).splitlines() == [
+        "| m | 9 | 20 | middle | more |",
+        "|---|---|---|---|---|",
+        "| us | 6 | 25 | 25 |  |",
+        "| them |  | 13 | 13 | +12 (+5 to +29) |",
+    ]
+
+
 def test_a_mean_over_tasks_by_hand(tmp_path, monkeypatch):
     """Tasks count alike whatever their seeds; a step that one lacks is left out."""
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
