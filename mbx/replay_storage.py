@@ -486,35 +486,28 @@ def draw(
     batch_size: int,
     *,
     axis: int,
-    own: Array | None = None,
 ) -> T:
     """`local(state, key, batch_size)` of every shard for its share of the batch, along `axis`.
 
-    Each shard gets a key of its own; None for a `local` that draws nothing at random.
-
-    Args:
-      own: `[shards, ...]`, of which `local` takes its shard's part as a fourth argument.
-
-    Raises:
-      ValueError: the batch is no multiple of the shards.
+    Each shard gets a key of its own; None for a `local` that draws nothing at random. Raises
+    ValueError where the batch is no multiple of the shards.
     """
     shards = state.shards
     check_batch(batch_size, shards)
 
-    def one(part: ReplayState, shard: Array, keys: Array | None, own: tuple) -> T:
-        mine = jax.tree.map(lambda x: x[0], (keys, *own))
+    def one(part: ReplayState, shard: Array, keys: Array | None) -> T:
+        mine = jax.tree.map(lambda x: x[0], keys)
         return jax.tree.map(
             lambda x: x._replace(env=x.env + shard[0] * dims(part)[0]) if type(x) is Index else x,
-            local(part, mine[0], batch_size // shards, *mine[1:]),
+            local(part, mine, batch_size // shards),
             is_leaf=lambda x: type(x) is Index,
         )
 
-    given = () if own is None else (own,)
     if shards == 1:
-        return local(state, key, batch_size, *[x[0] for x in given])
+        return local(state, key, batch_size)
     keys = None if key is None else jax.random.split(key, shards)
     numbers = jnp.arange(shards, dtype=jnp.int32)
-    return per_shard(one, state, numbers, keys, given, axes=(0, 0, 0), out=axis)
+    return per_shard(one, state, numbers, keys, axes=(0, 0), out=axis)
 
 
 def at_index(

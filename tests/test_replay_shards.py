@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mbx import replay
-from mbx.agents.dreamer import sequences
+from mbx import replay_sequences as sequences
 
 ENVS, SHARDS, CAPACITY = 4, 2, 12
 ROW = dict(obs=jnp.float32(0), is_first=jnp.bool_(False), is_last=jnp.bool_(False))
@@ -99,11 +99,10 @@ def test_targets_go_back_to_the_rows_they_were_made_for(whole):
 
 
 def test_sequences_are_drawn_and_written_by_shard(whole):
-    draw = functools.partial(sequences.sample, batch_size=4, length=3, fresh=2)
+    draw = functools.partial(sequences.sample, batch_size=4, length=3)
     drawn = jax.jit(draw)(whole, jax.random.key(2))
     newest = np.asarray(drawn.rows["obs"])[-1]
-    # One fresh column a shard, the first of each.
-    assert newest[0] % 100 == newest[2] % 100 == 8 and newest[0] < 200 <= newest[2]
+    assert np.all(newest[:2] < 200) and np.all(newest[2:] >= 200)
     state = jax.jit(sequences.write)(whole, drawn.index, {"obs": drawn.rows["obs"] + 0.5})
     np.testing.assert_array_equal(replay.row_at(state, drawn.index)["obs"], drawn.rows["obs"] + 0.5)
 
@@ -130,23 +129,30 @@ jax.config.update("jax_num_cpu_devices", 2)
 import jax.numpy as jnp
 import numpy as np
 from mbx import replay
-from mbx.agents.dreamer import sequences
+from mbx import replay_sequences as sequences
 from mbx.training.devices import Partition
 from tests.test_replay_shards import ENVS, ROW, SPEC, targets
 
 CAPACITY, MADE = 1009, 1
+RULES = sequences.Selection(online=True, recency_share=0.5)
+
+
+def insert(state, obs, ends, step):
+    marks = {name: jnp.zeros(ENVS, x.dtype) for name, x in RULES.row.items()}
+    rows = dict(obs=obs, is_first=obs < 0, is_last=ends)
+    return replay.insert(state, rows | marks, targets(obs, step))
 
 
 def step(state, inputs):
     time, key = inputs
     obs = 100.0 * jnp.arange(ENVS) + time
     ends = time % 4 == jnp.arange(ENVS) % 3 + 1
-    state = replay.insert(state, dict(obs=obs, is_first=obs < 0, is_last=ends), targets(obs, MADE))
+    state = insert(state, obs, ends, MADE)
     keys = jax.random.split(key, 3)
     stale, index = replay.sample_stale(state, keys[0], time, batch_size=4, exponent=1.0)
     state = replay.update_targets(state, index, targets(-stale["obs"], MADE + 1))
     drawn = replay.sample(state, keys[1], batch_size=6, length=2)
-    run = sequences.sample(state, keys[2], batch_size=4, length=2, fresh=2)
+    run, state = sequences.select(state, keys[2], RULES, batch_size=4, length=2)
     swept = replay.refresh_index(state, jnp.int32(time), 4)
     return state, (index, drawn, run, swept, replay.targets_at(state, run.index))
 
@@ -161,10 +167,12 @@ def write(state, key):
     return sequences.write(state, run.index, {"obs": run.rows["obs"] + 0.5})
 
 
-state = replay.init(ROW, num_envs=ENVS, capacity=CAPACITY, target_spec=SPEC, shards=2)
+state = replay.init(
+    ROW | RULES.row, num_envs=ENVS, capacity=CAPACITY, target_spec=SPEC, shards=2
+)
 for time in range(5):
     obs = 100.0 * jnp.arange(ENVS) + time
-    state = replay.insert(state, dict(obs=obs, is_first=obs < 0, is_last=obs < 0), targets(obs, 0))
+    state = insert(state, obs, obs < 0, 0)
 alone = jax.jit(steps)(state, jax.random.key(0))
 written = jax.jit(write)(alone[0], jax.random.key(1))
 
@@ -175,7 +183,8 @@ program = jax.jit(two.traced(steps), donate_argnums=0)
 program = program.lower(state, jax.random.key(0)).compile()
 text = program.as_text()
 assert re.search(rf"\\[2,{CAPACITY}", text)
-print(re.findall(rf"\\[[12,]*{CAPACITY}[\\],][^ ]* copy\\(", text))
+# But of the marks of the queue, one bool a row.
+print(re.findall(rf"[fs]32\\[[12,]*{CAPACITY}[\\],][^ ]* copy\\(", text))
 print(re.findall("all-[a-z]+|collective-[a-z]+", text))
 apart = program(state, jax.random.key(0))
 jax.tree.map(np.testing.assert_array_equal, alone, apart)

@@ -238,7 +238,7 @@ CONTEXT = make_settings(
     loss=dict(batch_size=2, batch_length=5, updates="joint", continue_discount=True),
     imagination=dict(horizon=2, continues="soft", first_continue="predicted"),
     critic=dict(replay_gradient=True),
-    replay=dict(context=True, fresh=1),
+    replay=dict(context=True, online=True),
     optimizer=dict(name="laprop", learning_rates=(0.0, 0.0, 0.0), warmup=0),
 )
 

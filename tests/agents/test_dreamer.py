@@ -176,7 +176,7 @@ def test_an_update_keeps_what_moved(monkeypatch):
     monkeypatch.setattr(update, "step_gradients", lambda *given: step)
     zeros = {"w": jnp.zeros(2)}
     state = types.TrainState({"critic": zeros}, zeros, None, None, jnp.int32(1))
-    new, metrics, states = update.update_from_batch(config, state, None, None, None)
+    new, metrics, states, _ = update.update_from_batch(config, state, None, None, None)
     assert (new.params, new.opt_state, new.ema, new.step) == (moved, "moments", "moved", 2)
     np.testing.assert_array_equal(new.slow_critic["w"], [2.0, 2.0])
     assert states == "states" and metrics == {"x": 1.0, "grad_norm/critic": 5.0}
@@ -210,7 +210,13 @@ CONTINUOUS = DISCRETE._replace(discrete=False)
         (dict(imagination=dict(horizon=0)), "imagination.horizon=0: give at least 1"),
         (dict(imagination=dict(rows=33)), "imagination.rows=33: choose 0 or"),
         (dict(imagination=dict(rows=1)), "imagination.rows=1: choose 0 or"),
-        (dict(replay=dict(fresh=17)), "replay.fresh=17: choose at most loss.batch_size=16"),
+        (dict(replay=dict(priority_share=0.6, recency_share=0.6)), "0.6 are more than 1 in sum"),
+        (dict(replay=dict(priority_zero=False)), "priority_zero=False has no effect.*_share"),
+        (dict(replay=dict(recency_exponent=2.0)), "recency_exponent=2.0 has no effect.*_share"),
+        (
+            dict(replay=dict(priority_share=1.0, priority_signal="td")),
+            "replay.priority_signal='td' needs imagination.rows=0, not 8",
+        ),
         (dict(replay=dict(capacity=100)), "loss.batch_length=32 .* replay.capacity gives 25"),
         (dict(critic=dict(replay_loss="yes")), "critic.replay_loss='yes': choose one of"),
         (dict(model=dict(min_std=2.0)), "model.min_std=2.0 is more than model.max_std=1.0"),

@@ -72,7 +72,7 @@ def test_sequences_their_latents_and_those_of_dreams_have_streams_of_their_own(m
         return drawn
 
     train, state = trained(WINDOWS), filled(WINDOWS, 1000)
-    watch(diagnostics.sequences, "sample", lambda args: jax.random.uniform(args[1], shape))
+    watch(diagnostics.replay_sequences, "sample", lambda args: jax.random.uniform(args[1], shape))
     watch(diagnostics.rssm, "observe", lambda args: args[-1])
     watch(diagnostics.rssm, "imagine", lambda args: args[-1])
     found = jax.jit(draws)(train, state, jax.random.key(0))

@@ -37,7 +37,7 @@ SETTINGS = make_settings(
     ),
     imagination=dict(horizon=3, continues="soft", first_continue="predicted"),
     critic=dict(gamma=GAMMA, replay_loss="none"),
-    replay=dict(context=True, fresh=1),
+    replay=dict(context=True, online=True),
     optimizer=dict(name="laprop", clips=(0.3, 0.3, 0.3), epsilons=(1e-20,) * 3, warmup=20),
 )
 UPDATES = 1200
@@ -60,7 +60,7 @@ def random_episodes(rows=300, shift=0):
     data |= dict(is_last=last, terminated=last)
     data |= {
         name: np.zeros((len(obs), *example[name].shape), example[name].dtype)
-        for name in ("deter", "stoch")
+        for name in ("deter", "stoch", "seen")
     }
 
     def insert(state, row):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from mbx import replay
+from mbx import replay_sequences as sequences
 from mbx.agents.dreamer import agent as dreamer
-from mbx.agents.dreamer import behaviour, rssm, sequences, types, update
+from mbx.agents.dreamer import behaviour, rssm, types, update
 from mbx.agents.dreamer.settings import Settings
 from mbx.envs.base import Timestep
 from mbx.settings import from_dict
@@ -46,9 +47,9 @@ def test_a_batch_begins_like_an_episode_unless_latents_are_stored(context):
     np.testing.assert_array_equal(batch.is_first, begins)
 
 
-def filled(shards, num_envs=4, steps=60, capacity=64):
+def filled(shards, num_envs=4, steps=60, capacity=64, settings=CONTEXT):
     """Rows of random numbers; an episode ends every eleventh row."""
-    row = dreamer.example_row(CONTEXT)
+    row = dreamer.example_row(settings)
     state = replay.init(row, num_envs=num_envs, capacity=capacity, shards=shards)
 
     def insert(state, t):
@@ -86,23 +87,16 @@ def test_a_row_sampled_twice_is_written_once():
     np.testing.assert_array_equal(after.data["deter"][0, 4], [2.0] * 8)
 
 
-@pytest.mark.parametrize("fields, match", [(dict(length=65), "length"), (dict(fresh=9), "fresh")])
-def test_mistakes_are_refused(fields, match):
-    with pytest.raises(ValueError, match=match):
-        sequences.sample(filled(1), jax.random.key(0), **(dict(batch_size=4, length=3) | fields))
+def test_a_length_out_of_range_is_refused():
+    with pytest.raises(ValueError, match="length is 65 with a capacity of 64"):
+        sequences.sample(filled(1), jax.random.key(0), batch_size=4, length=65)
 
 
-@pytest.mark.parametrize("fresh", [1, 3])
-def test_as_many_columns_are_newest_rows_whatever_the_shards(fresh):
-    sample = jax.jit(sequences.sample, static_argnames=("batch_size", "length", "fresh"))
-    for shards in (1, 2, 4):
-        seen, state = set(), filled(shards, steps=2000, capacity=2000)
-        for seed in range(4):
-            rows = sample(state, jax.random.key(seed), batch_size=8, length=3, fresh=fresh).rows
-            newest = np.asarray(rows["obs"])[-1, :, 0] == 1999.0
-            assert newest.sum() == fresh, (shards, seed)
-            seen |= set(np.asarray(rows["obs"])[-1, newest, 1])
-        assert len(seen) > fresh  # not always the same environments
+def selected(settings, state, key, length):
+    """The sequences that an update learns from."""
+    rules = update.selection(settings)
+    select = functools.partial(sequences.select, rules=rules, batch_size=2, length=length)
+    return jax.jit(select)(state, key)[0]
 
 
 @jax.jit
@@ -122,8 +116,7 @@ def test_latents_are_written_back_to_the_rows_they_belong_to():
     key = jax.random.key(7)
     train, after, metrics = jax.jit(update.make_update(CONTEXT))(train, state, key)
     assert all(np.isfinite(value) for value in metrics.values())
-    sample = functools.partial(sequences.sample, batch_size=2, length=6, fresh=1)
-    index = jax.jit(sample)(state, jax.random.split(key)[0]).index  # the rows of the update
+    index = selected(CONTEXT, state, jax.random.split(key)[0], 6).index  # the rows of the update
     rows = replay.row_at(after, index)
     begins = np.asarray(rows["is_first"])
     latents = {name: rows[name] for name in ("deter", "stoch")}
@@ -140,26 +133,30 @@ def test_latents_are_written_back_to_the_rows_they_belong_to():
 def test_parts_of_a_sequence_are_learned_from_in_turn_with_the_state_carried_on(
     monkeypatch, shards
 ):
-    """With a learner that adds every row's number to its state, and counts."""
+    """With a learner that adds every row's number to its state, and counts. The rows' priorities
+    are learned as well, and belong to the same rows."""
 
     def learner(settings, train, batch, carry, noise):
         seen = batch.obs["vector"][..., :1]
         deter = carry.deter[None] + jnp.cumsum(seen, axis=0)
         shape = (*deter.shape[:2], NET.stoch, NET.classes)
         told = {"first": jnp.mean(seen[0]), "draw": noise.posterior[0, 0, 0]}
-        return train + 1, told, types.State(deter, jnp.broadcast_to(carry.stoch[None], shape))
+        state = types.State(deter, jnp.broadcast_to(carry.stoch[None], shape))
+        return train + 1, told, state, 1.0 + seen[..., 0]
 
     monkeypatch.setattr(update, "update_from_batch", learner)
-    settings = change(CONTEXT, loss=dict(batch_length=2, parts=3))
-    state, key = filled(shards), jax.random.key(3)
+    settings = change(CONTEXT, loss=dict(batch_length=2, parts=3), replay=dict(priority_share=0.5))
+    state, key = filled(shards, settings=settings), jax.random.key(3)
     train, after, metrics = jax.jit(update.make_update(settings))(jnp.int32(0), state, key)
     sample_key, draw_key = jax.random.split(key)
-    sample = functools.partial(sequences.sample, batch_size=2, length=7, fresh=1)
-    sample = jax.jit(sample)(state, sample_key)
+    sample = selected(settings, state, sample_key, 7)
     seen = np.asarray(sample.rows["obs"])[1:, :, :1]
     expected = np.asarray(sample.rows["deter"])[:1] + np.cumsum(seen, axis=0)
     stored = replay.row_at(after, jax.tree.map(lambda x: x[1:], sample.index))["deter"]
     np.testing.assert_allclose(stored, expected, rtol=1e-6)
+    inverse = replay.row_at(after, sample.index)["priority_inverse"]
+    np.testing.assert_allclose(inverse[1:], 1.0 / (1.0 + seen[..., 0]), rtol=1e-6)
+    assert np.all(np.isin(inverse[0], [0.0, np.float32(1e30)]))  # the row before them
     written = np.asarray(after.data["deter"] != state.data["deter"]).any(-1)
     assert written.sum() == 12  # six rows each of two sequences, and no other row
     for name in ("obs", "action", "reward", "is_first"):
@@ -184,7 +181,7 @@ def test_what_parts_of_a_sequence_need():
 
 
 def test_latents_of_the_seed_phase_follow_from_the_actions_taken():
-    settings = change(CONTEXT, replay=dict(fresh=0))
+    settings = change(CONTEXT, replay=dict(online=False))
     agent = dreamer.build_agent(settings)
 
     class Environment:  # as much of one as a state is made from

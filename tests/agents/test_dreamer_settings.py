@@ -16,6 +16,7 @@ from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import diagnostics
 from mbx.agents.dreamer.settings import Optimizer, Settings
 from mbx.config import presets
+from mbx.replay_sequences import Selection
 from mbx.settings import describe, flatten, from_dict, inactive, to_dict
 from mbx.types import EnvSpec
 from tests.helpers import other_value, recorded
@@ -73,7 +74,8 @@ def test_exactly_the_settings_that_have_an_effect_are_read(name):
     } | {"eval.action"}
     idle = set(inactive(settings))
     assert names - idle - read == set()
-    assert read & idle <= {"critic.replay_gradient"}  # looked at where it must be False
+    # Looked at where it must be False, and handed on together.
+    assert read & idle <= {"critic.replay_gradient", *(f"replay.{n}" for n in Selection._fields)}
 
 
 NAMES = [

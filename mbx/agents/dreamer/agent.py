@@ -28,7 +28,7 @@ from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.optimizers import make_optimizers
 from mbx.agents.dreamer.settings import Model, Settings
 from mbx.agents.dreamer.types import ActorState, State, TrainState
-from mbx.agents.dreamer.update import make_update, observe_dict, stored
+from mbx.agents.dreamer.update import make_update, observe_dict, selection, stored
 from mbx.heads import make_heads
 from mbx.types import Array, EnvSpec, Params
 
@@ -107,7 +107,12 @@ def _check_effects(settings: Settings, model: ModelConfig, spec: EnvSpec) -> Non
 
 def build_agent(settings: Settings) -> Agent:
     """The agent for resolved settings."""
-    context = settings.replay.context
+    context, marks = settings.replay.context, selection(settings).row
+
+    def extras(actor: ActorState) -> dict[str, Array]:
+        blank = {n: jnp.zeros(actor.deter.shape[:1], x.dtype) for n, x in marks.items()}
+        return blank | (stored(State(actor.deter, actor.stoch)) if context else {})
+
     return Agent(
         init=functools.partial(init_state, settings),
         init_actor=functools.partial(init_actor, settings.model),
@@ -115,7 +120,7 @@ def build_agent(settings: Settings) -> Agent:
         update=make_update(settings),
         example_row=functools.partial(example_row, settings),
         after_action=lambda actor, action: actor.replace(action=action),
-        replay_extras=(lambda actor: stored(State(actor.deter, actor.stoch))) if context else None,
+        replay_extras=extras if context or marks else None,
         diagnostics=make_diagnostics(settings),
         start_from=start_from,
     )
@@ -195,11 +200,11 @@ def act(
 
 
 def example_row(settings: Settings) -> dict[str, Any]:
-    """One un-batched replay row, as shapes; with replay.context it holds the latents."""
+    """One un-batched replay row, as shapes, with the fields that settings of the replay need."""
     net = settings.model
     shape = jax.ShapeDtypeStruct
     dtype = jnp.uint8 if net.image_shape and net.image_scale == 255.0 else jnp.float32
-    row = replay.example_row(net.obs_shape, net.action_dim, dtype)
+    row = replay.example_row(net.obs_shape, net.action_dim, dtype) | selection(settings).row
     if settings.replay.context:
         row |= dict(deter=shape((net.deter,), jnp.float32), stoch=shape((net.stoch,), jnp.int8))
     return row

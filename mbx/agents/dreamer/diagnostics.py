@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import distributions as dist
-from mbx import replay
+from mbx import replay, replay_sequences
 from mbx.agents.base import Diagnostics, MakeDiagnostics
-from mbx.agents.dreamer import encoders, rssm, sequences
+from mbx.agents.dreamer import encoders, rssm
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import TrainState
 from mbx.agents.dreamer.update import make_batch
@@ -78,7 +78,7 @@ def open_loop(
     net, model = settings.model, train.params["model"]
     length, context = settings.loss.batch_length, _context(settings)
     num = -(-SEQUENCES // state.shards) * state.shards
-    rows = sequences.sample(state, sample_key, batch_size=num, length=length + 1).rows
+    rows = replay_sequences.sample(state, sample_key, batch_size=num, length=length + 1).rows
     batch, carry = make_batch(settings, rows)
     tokens = encoders.encode(net, model["encoder"], batch.obs)
     draws = jax.random.uniform(seen_key, (context, num, net.stoch))

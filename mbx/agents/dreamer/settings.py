@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from mbx.agents import settings as common
 from mbx.agents.settings import RunSettings
-from mbx.settings import section, setting
+from mbx.settings import NONZERO, section, setting
 
 # The official sizes; "tiny", about 0.5M, is ours, for CPUs.
 SIZES: dict[str, dict[str, int]] = {
@@ -45,17 +45,50 @@ class Eval(common.Eval):
     action: str = setting("mode", "Action in evaluations.", choices=("mode", "sample"))
 
 
+_BY_PRIORITY = {"priority_share": NONZERO}
+
+
 @dataclasses.dataclass(frozen=True)
 class Replay(common.Replay):
     """What is stored of the past, and what of it is drawn."""
 
     context: bool = setting(False, "Start sequences from stored latents, which updates write back.")
-    fresh: int = setting(
-        0,
-        "Sequences of each batch that are an environment's newest rows. They repeat a row about "
-        "fresh * train.train_ratio / loss.batch_size times (32 in dreamerv3.py); the official "
-        "queue gives each once.",
+    online: bool = setting(
+        False, "New sequences first in batches, in the order they were recorded, each once."
     )
+    priority_share: float = setting(
+        0.0, "Share of the other sequences that is drawn by priority.", at_most=1
+    )
+    recency_share: float = setting(
+        0.0, "Share of the other sequences that is drawn by recency; the rest uniformly.", at_most=1
+    )
+    priority_exponent: float = setting(0.8, "Exponent of a row's priority.", needs=_BY_PRIORITY)
+    priority_maxfrac: float = setting(
+        0.5,
+        "Weight of the largest priority of a sequence, against the mean of all.",
+        at_most=1,
+        needs=_BY_PRIORITY,
+    )
+    priority_zero: bool = setting(
+        True, "Rows drawn by priority lose it until they are learned from.", needs=_BY_PRIORITY
+    )
+    priority_signal: str = setting(
+        "model",
+        "Priority of a row: KL and reconstruction losses (model), or the critic's loss (td).",
+        choices=("model", "td"),
+        needs=_BY_PRIORITY,
+    )
+    recency_exponent: float = setting(
+        1.0, "Exponent of 1 / (age + 1), a sequence's weight.", needs={"recency_share": NONZERO}
+    )
+
+    def check(self) -> Iterator[str]:
+        """Rules over several settings."""
+        if self.priority_share + self.recency_share > 1.0:
+            yield (
+                f"priority_share={self.priority_share} and replay.recency_share="
+                f"{self.recency_share} are more than 1 in sum: lower one"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,7 +367,7 @@ class Settings(RunSettings):
 
     def check(self) -> Iterator[str]:
         """Rules over several sections."""
-        length, size, rows = self.loss.batch_length, self.loss.batch_size, self.imagination.rows
+        length, rows = self.loss.batch_length, self.imagination.rows
         held = self.replay.capacity // self.env.num_envs
         if self.loss.sequence + 1 > held:
             parts = f" in loss.parts={self.loss.parts} parts" if self.loss.parts > 1 else ""
@@ -348,8 +381,8 @@ class Settings(RunSettings):
             yield f"loss.batch_length={length}: critic.replay_loss needs at least 2, or be 'none'"
         if rows == 1 or rows > length:
             yield f"imagination.rows={rows}: choose 0 or a number from 2 to batch_length={length}"
-        if self.replay.fresh > size:
-            yield f"replay.fresh={self.replay.fresh}: choose at most loss.batch_size={size}"
+        if self.replay.priority_signal == "td" and rows not in (0, length):
+            yield f"replay.priority_signal='td' needs imagination.rows=0, not {rows}"
         if self.loss.continue_discount and self.imagination.continues == "hard":
             yield (
                 "loss.continue_discount=True with imagination.continues='hard' would drop the "

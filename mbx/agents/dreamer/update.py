@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import observations, replay
-from mbx.agents.dreamer import policy, rssm, sequences
+from mbx import observations, replay, replay_sequences
+from mbx.agents.dreamer import policy, rssm
 from mbx.agents.dreamer.behaviour import behaviour_losses
 from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.optimizers import make_optimizers
@@ -33,6 +33,7 @@ from mbx.agents.dreamer.types import (
 )
 from mbx.agents.dreamer.world_model import model_losses
 from mbx.fast import collectives
+from mbx.replay_sequences import Selection
 from mbx.types import Array, Metrics, Params
 
 NOISE_AXES = Noise(posterior=1, prior=2, action=2)  # which is the batch's in `draw_noise`
@@ -51,30 +52,46 @@ def make_update(settings: Settings) -> Callable:
     def learn(carry: tuple[TrainState, State], part: tuple[Batch, Array]) -> Any:
         (train, state), (batch, key) = carry, part
         noise = draw_noise(settings, key)
-        train, metrics, states = collectives.shard_map(
-            learn_apart, (None, 1, 0, NOISE_AXES), train, batch, state, noise, out=(None, None, 1)
+        train, metrics, *rows = collectives.shard_map(
+            learn_apart,
+            (None, 1, 0, NOISE_AXES),
+            train,
+            batch,
+            state,
+            noise,
+            out=(None, None, 1, 1),
         )
-        return (train, jax.tree.map(lambda x: x[-1], states)), (metrics, states)
+        return (train, jax.tree.map(lambda x: x[-1], rows[0])), (metrics, rows)
 
     def update(
         train: TrainState, state: replay.ReplayState, key: Array
     ) -> tuple[TrainState, replay.ReplayState, Metrics]:
         sample_key, draw_key = jax.random.split(key)
-        rows, fresh = settings.loss.sequence, settings.replay.fresh
-        sample = sequences.sample(state, sample_key, batch_size=size, length=rows + 1, fresh=fresh)
+        rules, rows = selection(settings), settings.loss.sequence
+        sample, state = replay_sequences.select(
+            state, sample_key, rules, batch_size=size, length=rows + 1
+        )
         batch, carry = make_batch(settings, sample.rows)
         keys = jax.random.split(draw_key, parts) if parts > 1 else draw_key[None]
         batches = jax.tree.map(lambda x: x.reshape(parts, length, *x.shape[1:]), batch)
-        (train, _), (metrics, states) = jax.lax.scan(
+        (train, _), (metrics, learned) = jax.lax.scan(
             learn, (train, carry), (batches, keys), unroll=parts == 1
         )
-        if settings.replay.context:
+        states, priority = jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), learned)
+        fields = stored(states) if settings.replay.context else {}
+        if priority is not None:
+            fields |= replay_sequences.priority_field(priority)
+        if fields:
             index = jax.tree.map(lambda x: x[1:], sample.index)
-            states = jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), states)
-            state = sequences.write(state, index, stored(states))
+            state = replay_sequences.write(state, index, fields)
         return train, state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
     return update
+
+
+def selection(settings: Settings) -> Selection:
+    """The rules by which batches are drawn."""
+    return Selection(**{name: getattr(settings.replay, name) for name in Selection._fields})
 
 
 def make_batch(settings: Settings, rows: dict[str, Any]) -> tuple[Batch, State]:
@@ -127,18 +144,31 @@ def by_trajectory(noise: Noise) -> Noise:
 
 def update_from_batch(
     settings: Settings, state: TrainState, batch: Batch, carry: State, noise: Noise
-) -> tuple[TrainState, Metrics, State]:
+) -> tuple[TrainState, Metrics, State, Array | None]:
     """One learner step with given draws: the deterministic core of `update`.
 
     Returns:
-        The new state, metrics and the posterior states `[T, B, ...]` of the batch.
+        The new state, metrics, and of the batch its posterior states `[T, B, ...]` and priorities
+        `[T, B]`, None where batches are not drawn by them.
     """
     step = step_gradients(settings, state, batch, carry, noise)
     count = state.step + 1
     slow = move_slow_critic(settings, step.params["critic"], state.slow_critic, count)
     state = TrainState(step.params, slow, step.opt_state, step.result.ema, count)
     norms = {f"grad_norm/{name}": optax.tree.norm(grad) for name, grad in step.grads.items()}
-    return state, step.metrics | norms, step.output.observed.states
+    return state, step.metrics | norms, step.output.observed.states, row_priority(settings, step)
+
+
+def row_priority(settings: Settings, step: Step) -> Array | None:
+    """The signal by which rows are drawn: their losses of the world model, or of the critic."""
+    if not settings.replay.priority_share:
+        return None
+    losses = step.output.losses
+    shape = losses["dynamics"].shape
+    if settings.replay.priority_signal == "td":
+        return step.result.losses["value"][0].reshape(shape)
+    names = ("dynamics", "representation", "vector", "image")
+    return jax.lax.stop_gradient(sum(losses[name] for name in names if name in losses))
 
 
 def step_gradients(
