@@ -1,4 +1,4 @@
-"""EMPO's robot acting a step ahead: Q_r from the values of successors (`eval.lookahead`)."""
+"""EMPO's robot acting a step ahead, by Q_r's network and successors' values (`eval.lookahead`)."""
 
 from __future__ import annotations
 
@@ -92,6 +92,15 @@ def test_the_exact_solution_is_the_same_a_step_ahead(found, problem):
     states = jnp.asarray(np.flatnonzero(~np.asarray(found.table.terminal)), jnp.int32)
     got = jax.jit(lambda s: acting_policy(problem, train, s))(states)
     np.testing.assert_allclose(got, np.asarray(found.solution.pi_r)[states], atol=2e-3)
+
+
+def test_it_acts_by_the_geometric_mean_of_both(found, problem, drawn):
+    q, ahead = np.asarray(drawn["q_r"], np.float64), by_loops(found, drawn)
+    some = list(ahead)[::7]
+    want = np.array([(q[s] * ahead[s]) ** (-found.params.beta_r / 2) for s in some])
+    train = train_state(drawn, updates=10_000)
+    got = jax.jit(lambda s: acting_policy(problem, train, s))(jnp.array(some, jnp.int32))
+    np.testing.assert_allclose(got, want / want.sum(axis=1, keepdims=True), rtol=2e-3)
 
 
 def test_it_looks_ahead_where_it_does_not_learn(found, problem, drawn):

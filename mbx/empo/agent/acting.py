@@ -37,8 +37,11 @@ def policy_of(problem: Problem, train: TrainState, states: Any) -> Array:
 
 
 def acting_policy(problem: Problem, train: TrainState, states: Any) -> Array:
-    """pi_r `[N, R]` of states where the robot does not learn: by `eval.lookahead` a step ahead."""
-    q = (q_ahead if problem.settings.eval.lookahead else q_of)(problem, train, states)
+    """pi_r `[N, R]` where the robot does not learn. With `eval.lookahead` Q_r is the geometric mean
+    of its network and a step ahead, as their errors differ."""
+    q = q_of(problem, train, states)
+    if problem.settings.eval.lookahead:
+        q = -jnp.sqrt(q * q_ahead(problem, train, states))
     return power.robot_policy(q, problem.at(train.step).beta_r)
 
 

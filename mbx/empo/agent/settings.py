@@ -52,9 +52,7 @@ class Eval(common.Eval):
     review_episodes: int = setting(
         256, "Episodes of the learned, a random and a frozen robot each; 0 = no comparison."
     )
-    lookahead: bool = setting(
-        False, "Evaluations act by eq. (4) over all successors instead of by Q_r's network."
-    )
+    lookahead: bool = setting(False, "Evaluations act by the mean of Q_r's network and eq. (4).")
     profile: bool = setting(False, "Evaluations log the milliseconds of an update's parts.")
 
 
