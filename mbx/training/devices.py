@@ -28,6 +28,7 @@ from mbx.training.state import LoopState
 
 if TYPE_CHECKING:
     from mbx.agents.settings import Distributed, RunSettings
+    from mbx.replay import ReplayState
 
 Array = jax.Array
 
@@ -237,6 +238,12 @@ class Partition:
             return tree
         whole = jax.jit(_same, out_shardings=self._named())(tree)
         return jax.tree.map(lambda x: x.addressable_data(0), whole)
+
+    def own_replay(self, state: ReplayState) -> ReplayState:
+        """The replay as this process's first device has it; of one process all of it."""
+        if self.processes == 1:
+            return state
+        return jax.tree.map(lambda x: x.addressable_data(0), state).replace(shards=1)
 
     def gathered(self, values: np.ndarray) -> np.ndarray:
         """The rows of all processes, concatenated."""

@@ -425,12 +425,10 @@ def evaluate_seeds(
     means = []
     for i, result in enumerate(job.evaluate(state.train, keys)):
         one, train, found = seed_runs[i], job.share(state.train, i), []
-        # Diagnostics read rows of the whole replay, which one process has only alone.
-        alone = job.partition.processes == 1
-        if alone and job.agent.diagnostics is not None:
-            found.append(job.agent.diagnostics(train, job.share(state.replay, i), keys[i]))
-        if alone and job.agent.review is not None:
-            rows = job.share(state.replay, i)
+        here, rows = job.partition.copy_here(train), job.share(state.replay, i)
+        if job.agent.diagnostics is not None and job.partition.is_main_process:
+            found.append(job.agent.diagnostics(here, job.partition.own_replay(rows), keys[i]))
+        if job.agent.review is not None and job.partition.processes == 1:  # it has all episodes
             found.append(job.agent.review(train, rows, result.episodes, keys[i]))
         row = result.summary()
         for diagnostics in found:

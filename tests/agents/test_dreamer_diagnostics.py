@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from matplotlib import figure
 
-from mbx import replay
+from mbx import replay, replay_sequences
 from mbx.agents.dreamer import agent as dreamer
-from mbx.agents.dreamer import diagnostics
+from mbx.agents.dreamer import diagnostics, update, world_model
 from tests.agents.dreamer_helpers import change
 from tests.agents.test_dreamer import CONFIG, trained
 
@@ -113,6 +113,45 @@ def test_diagnostics_hold_errors_and_draw_curves():
     assert set(found.metrics) == {f"open_loop_error_{n}" for n in (1, 4)}
     assert all(value > 0.0 for value in found.metrics.values())
     assert found.files["open_loop.png"].startswith(b"\x89PNG")
+
+
+def test_a_report_has_every_loss_and_the_norm_of_its_gradient():
+    """Where a loss alone moves a group, as the update says; the others by reverse Jacobians."""
+    settings = change(
+        WINDOWS,
+        critic=dict(replay_loss="none"),
+        optimizer=dict(learning_rates=(0.0, 0.0, 0.0)),
+    )
+    train, state = trained(settings), filled(settings, 7)
+    key = jax.random.key(4)
+    found = jax.device_get(
+        jax.jit(diagnostics.report, static_argnums=0)(settings, train, state, key)
+    )
+    sample_key, noise_key = jax.random.split(key)
+    size = settings.loss.batch_size
+    rows = replay_sequences.sample(state, sample_key, batch_size=size, length=LENGTH + 1).rows
+    batch, carry = update.make_batch(settings, rows)
+    noise = update.by_trajectory(update.draw_noise(settings, noise_key))
+    learn = jax.jit(update.update_from_batch, static_argnums=0)
+    told = learn(settings, train, batch, carry, noise)[1]
+    names = {"policy": "actor_loss", "value": "critic_loss"}
+    losses = ("vector", "reward", "continue", "dynamics", "representation", *names)
+    assert set(found) == {f"report/{what}/{n}" for what in ("loss", "grad_norm") for n in losses}
+    for name in losses:
+        expected = told[names.get(name, f"loss/{name}")]
+        np.testing.assert_allclose(found[f"report/loss/{name}"], expected, rtol=1e-5)
+    for name, group in (("policy", "actor"), ("value", "critic")):
+        expected = told[f"grad_norm/{group}"]
+        np.testing.assert_allclose(found[f"report/grad_norm/{name}"], expected, rtol=1e-4)
+
+    def model_loss(params):
+        losses = world_model.model_losses(settings, params, batch, carry, noise.posterior).losses
+        return jnp.stack([jnp.mean(losses[name]) for name in ("vector", "reward", "dynamics")])
+
+    rows = jax.tree.leaves(jax.jit(jax.jacrev(model_loss))(train.params["model"]))
+    expected = np.sqrt(sum(np.square(x).reshape(3, -1).sum(axis=1) for x in jax.device_get(rows)))
+    for name, norm in zip(("vector", "reward", "dynamics"), expected, strict=True):
+        np.testing.assert_allclose(found[f"report/grad_norm/{name}"], norm, rtol=1e-4)
 
 
 def test_films_show_truth_prediction_and_difference():

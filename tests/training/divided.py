@@ -39,6 +39,7 @@ def config_of(agent: str) -> dict:
         config["model"].update(num_bins=21)
         config["loss"].update(batch_size=16, batch_length=4)
         config["imagination"].update(horizon=3, rows=0)
+        config["eval"]["report"] = True
     else:
         from configs import empo
 

@@ -190,6 +190,15 @@ def test_processes_train_one_run_and_another_number_resumes_it(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_first_of_several_processes_makes_the_diagnostics(tmp_path):
+    workdir = tmp_path / "run"
+    processes(2, 1, agent="dreamer", run=[str(workdir), 160])
+    row = [r for r in logging.read_rows(str(workdir / "metrics.jsonl")) if r["kind"] == "eval"][-1]
+    assert all(row[f"report/{what}/vector"] > 0 for what in ("loss", "grad_norm"))
+    assert row["open_loop_error_1"] > 0 and (workdir / "open_loop.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
 def test_a_killed_process_ends_the_others_and_the_run_resumes(tmp_path):
     workdir = str(tmp_path / "run")
     told = dict(agent="tdmpc", devices=1, processes=2, coordinator=free_address())

@@ -1,4 +1,4 @@
-"""DreamerV3's diagnostics: how far its open-loop predictions agree with what happened.
+"""DreamerV3's diagnostics: open-loop predictions, and losses on a batch of their own.
 
 The model observes the first CONTEXT rows of replayed sequences and then imagines what follows from
 the actions that were taken, seeing nothing more.
@@ -9,6 +9,9 @@ open_loop_error_N   squared error of the N-th imagined observation, mean over it
 open_loop.png       for vectors: what was observed and what was predicted, entry by entry
 open_loop.gif       for images: observed, predicted, and their difference, side by side; the lines
                     between them turn orange where the model sees no more
+report/loss/NAME, report/grad_norm/NAME
+                    with eval.report: each loss on a batch drawn for it, and the norm of its
+                    gradient by all parameters
 """
 
 from __future__ import annotations
@@ -20,17 +23,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from mbx import distributions as dist
 from mbx import replay, replay_sequences
 from mbx.agents.base import Diagnostics, MakeDiagnostics
 from mbx.agents.dreamer import encoders, rssm
+from mbx.agents.dreamer.behaviour import behaviour_losses
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import TrainState
-from mbx.agents.dreamer.update import make_batch
+from mbx.agents.dreamer.update import by_trajectory, draw_noise, make_batch
+from mbx.agents.dreamer.world_model import model_losses
 from mbx.agents.pictures import to_gif
 from mbx.fast import compiler
-from mbx.types import Array
+from mbx.types import Array, Metrics, Params
 
 CONTEXT = 5
 SEQUENCES = 16  # that errors are averaged over, or as few more as replay shards divide
@@ -44,16 +50,22 @@ ENDED = 0.25  # brightness of what follows an episode's end
 def make_diagnostics(settings: Settings) -> MakeDiagnostics:
     """`Agent.diagnostics` of Dreamer's agent."""
     options = compiler.for_once(jax.default_backend())
-    predict = jax.jit(functools.partial(open_loop, settings), compiler_options=options)
+    predict, measure = (
+        jax.jit(functools.partial(function, settings), compiler_options=options)
+        for function in (open_loop, report)
+    )
 
     def diagnose(train: TrainState, state: replay.ReplayState, key: Array) -> Diagnostics:
         truth, prediction, inside = jax.device_get(predict(train, state, key))
         context = _context(settings)
         files, numbers = {}, {}
+        if settings.eval.report:
+            found = jax.device_get(measure(train, state, jax.random.fold_in(key, 3)))
+            numbers = {name: float(x) for name, x in found.items()}
         for kind, seen in truth.items():
             among = "image_" if kind == "image" and len(truth) > 1 else ""
-            found = _errors(seen, prediction[kind], inside, context)
-            numbers |= {f"open_loop_error_{among}{n}": error for n, error in found.items()}
+            errors = _errors(seen, prediction[kind], inside, context)
+            numbers |= {f"open_loop_error_{among}{n}": error for n, error in errors.items()}
             if kind == "vector":
                 files["open_loop.png"] = draw_curves(seen, prediction[kind], inside, context)
             else:
@@ -66,6 +78,33 @@ def make_diagnostics(settings: Settings) -> MakeDiagnostics:
 
 def _context(settings: Settings) -> int:
     return min(CONTEXT, max(settings.loss.batch_length // 2, 1))
+
+
+def report(settings: Settings, train: TrainState, state: replay.ReplayState, key: Array) -> Metrics:
+    """Mean of every loss, without its coefficient, and the norm of its gradient."""
+    sample_key, noise_key = jax.random.split(key)
+    size, length = settings.loss.batch_size, settings.loss.batch_length
+    rows = replay_sequences.sample(state, sample_key, batch_size=size, length=length + 1).rows
+    batch, carry = make_batch(settings, rows)
+    noise = by_trajectory(draw_noise(settings, noise_key))
+
+    def losses(params: Params) -> Metrics:
+        output = model_losses(settings, params["model"], batch, carry, noise.posterior)
+        result = behaviour_losses(
+            settings, params, train.slow_critic, output, batch, train.ema, noise
+        )
+        return jax.tree.map(jnp.mean, output.losses | result.losses)
+
+    found, gradients = jax.vjp(losses, train.params)
+
+    def norm(of: Array) -> Array:
+        return optax.tree.norm(gradients(dict(zip(found, of, strict=True))))
+
+    norms = jax.lax.map(norm, jnp.eye(len(found)))  # in turn: one program, one gradient in memory
+    norms = dict(zip(found, norms, strict=True))
+    return {f"report/loss/{n}": x for n, x in found.items()} | {
+        f"report/grad_norm/{n}": x for n, x in norms.items()
+    }
 
 
 def open_loop(

@@ -32,6 +32,8 @@ KEYS = {
     "dream_continue": "mean imagined probability that the episode continues",
     "discount_mean": "mean weight of imagined steps, discount and continuation multiplied up",
     "discount_min": "smallest weight of an imagined step",
+    "report/loss/*": "loss on a batch drawn for the report, by the updates' names",
+    "report/grad_norm/*": "norm of that loss's gradient by all parameters",
     "open_loop_error_*": "squared error of the N-th observation predicted without seeing any, mean "
     "over entries (vectors in symlog space, pixels in [0, 1])",
 }

@@ -43,6 +43,9 @@ class Eval(common.Eval):
         False, "Further evaluations, of the agent as it acts in training.", needs={"action": "mode"}
     )
     action: str = setting("mode", "Action in evaluations.", choices=("mode", "sample"))
+    report: bool = setting(
+        False, "Every loss and the norm of its gradient, on a batch drawn with each evaluation."
+    )
 
 
 _BY_PRIORITY = {"priority_share": NONZERO}

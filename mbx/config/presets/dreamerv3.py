@@ -18,7 +18,7 @@ def get_config() -> config_dict.ConfigDict:
     config = presets.load("dreamer")
     config.env.num_envs = 16
     config.train.update(seed_steps=5_000, train_ratio=512.0, steps=500_000)
-    config.eval.update(action="sample", interval=20_000)
+    config.eval.update(action="sample", interval=20_000, report=True)
     config.replay.update(capacity=1_000_000, context=True, online=True)
     config.model.update(size="1m", bins_space="raw", policy_unimix=0.0)
     config.loss.update(
