@@ -224,6 +224,49 @@ def return_ema_offset_scale(ema: ReturnEMA, max_: ArrayLike = 1.0) -> tuple[Arra
 
 
 @flax.struct.dataclass
+class RunningNorm(Record):
+    """Moving statistics of the official DreamerV3's `Normalize`, float32 [], all starting at 0.
+
+    first, second: mean and mean square ("meanstd"), or the 5th and 95th percentile ("percentiles");
+    weight: what corrects their bias.
+    """
+
+    first: Array
+    second: Array
+    weight: Array
+
+
+def init_running_norm() -> RunningNorm:
+    """Starts at 0."""
+    return RunningNorm(*(jnp.zeros((), jnp.float32) for _ in range(3)))
+
+
+def update_running_norm(
+    norm: RunningNorm, x: Array, kind: str, rate: ArrayLike = 0.01
+) -> RunningNorm:
+    """Moves the statistics by `rate` towards those of all entries of `x`."""
+    x = _float(x)
+    if kind == "percentiles":
+        found = _percentiles(x.reshape(-1), (5.0, 95.0))
+    else:
+        found = jnp.mean(x), jnp.mean(jnp.square(x))
+    return jax.tree.map(
+        lambda old, new: (1.0 - rate) * old + rate * new, norm, RunningNorm(*found, jnp.float32(1))
+    )
+
+
+def running_norm_offset_scale(
+    norm: RunningNorm, kind: str, rate: ArrayLike = 0.01, limit: ArrayLike = 1e-8
+) -> tuple[Array, Array]:
+    """Offset and divisor: mean and standard deviation, or the 5th percentile and the range."""
+    weight = jnp.maximum(norm.weight, rate)
+    first, second = norm.first / weight, norm.second / weight
+    if kind == "percentiles":
+        return first, jnp.maximum(second - first, limit)
+    return first, jnp.maximum(jnp.sqrt(jax.nn.relu(second - jnp.square(first))), limit)
+
+
+@flax.struct.dataclass
 class RunningScale(Record):
     """TD-MPC2's moving 5..95 percentile range: value, float32 of any shape. Use x / value."""
 

@@ -172,7 +172,8 @@ def test_an_update_keeps_what_moved(monkeypatch):
     config = change(CONFIG, critic=dict(target_update_freq=2, tau=0.25))
     moved, grads = {"critic": {"w": jnp.full(2, 8.0)}}, {"critic": {"w": jnp.array([3.0, 4.0])}}
     output = SimpleNamespace(observed=SimpleNamespace(states="states"))
-    step = update.Step(grads, moved, "moments", output, SimpleNamespace(ema="moved"), {"x": 1.0})
+    result = SimpleNamespace(ema="moved", norms=None)
+    step = update.Step(grads, moved, "moments", output, result, {"x": 1.0})
     monkeypatch.setattr(update, "step_gradients", lambda *given: step)
     zeros = {"w": jnp.zeros(2)}
     state = types.TrainState({"critic": zeros}, zeros, None, None, jnp.int32(1))

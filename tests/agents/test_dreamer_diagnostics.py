@@ -9,6 +9,7 @@ import pytest
 from matplotlib import figure
 
 from mbx import replay, replay_sequences
+from mbx.agents import pictures
 from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import diagnostics, update, world_model
 from tests.agents.dreamer_helpers import change
@@ -159,32 +160,32 @@ def test_films_show_truth_prediction_and_difference():
     truth[..., 1] = 1.0
     prediction[:, 1, ..., 1] = 0.25
     inside = np.array([[1, 1], [1, 1], [1, 0]], bool)
-    frames, line = diagnostics.film(truth, prediction, inside, context=2), diagnostics.LINE
+    frames, line = pictures.film(truth, prediction, inside, context=2), pictures.LINE
     size = 64 + line
     assert len(frames) == 3 and frames[0].shape == (2 * size + line, 3 * size + line, 3)
-    full = diagnostics.to_rgb(truth)[0, 0, 0, 0].astype(float)
+    full = pictures.to_rgb(truth)[0, 0, 0, 0].astype(float)
     for step, frame in enumerate(frames):
         wanted = np.array([[1.0, 0.0, 1.0], [1.0, 0.25, 0.75]])  # the first is not predicted
-        wanted[1] *= diagnostics.ENDED if step == 2 else 1.0
+        wanted[1] *= pictures.ENDED if step == 2 else 1.0
         for (row, column), share in np.ndenumerate(wanted):
             y, x = line + row * size, line + column * size
             picture = frame[y : y + 64, x : x + 64]
             np.testing.assert_allclose(picture - share * full, np.zeros((64, 64, 3)), atol=1.5)
-        colour = diagnostics.SEEN if step < 2 else diagnostics.IMAGINED
+        colour = pictures.SEEN if step < 2 else pictures.IMAGINED
         inner = [np.arange(line + i * size, (i + 1) * size) for i in range(2)]
         border = np.delete(frame, np.concatenate(inner), axis=0)
         np.testing.assert_array_equal(border, np.broadcast_to(colour, border.shape))
-    assert len({tuple(c) for c in diagnostics.to_rgb(np.eye(4))}) == 4
+    assert len({tuple(c) for c in pictures.to_rgb(np.eye(4))}) == 4
 
 
 def test_one_channel_is_grey_two_are_colours_and_three_are_as_they_are():
-    grey = diagnostics.to_rgb(np.array([[[0.0], [0.5], [2.0]]]))
+    grey = pictures.to_rgb(np.array([[[0.0], [0.5], [2.0]]]))
     np.testing.assert_array_equal(grey, [[[0] * 3, [128] * 3, [255] * 3]])
-    first, second = diagnostics.to_rgb(np.eye(2))
+    first, second = pictures.to_rgb(np.eye(2))
     # Two opposite hues: 0.55 + 0.45 cos of 0, 120 and 240 degrees, or of those + 180.
     np.testing.assert_allclose(first / 255, 0.55 + 0.45 * np.array([1.0, -0.5, -0.5]), atol=0.01)
     np.testing.assert_allclose(second / 255, 0.55 - 0.45 * np.array([1.0, -0.5, -0.5]), atol=0.01)
-    np.testing.assert_array_equal(diagnostics.to_rgb(np.eye(3)), 255 * np.eye(3))
+    np.testing.assert_array_equal(pictures.to_rgb(np.eye(3)), 255 * np.eye(3))
 
 
 def test_curves_are_of_what_was_observed_and_predicted_in_the_episode(monkeypatch):

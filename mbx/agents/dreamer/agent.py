@@ -22,7 +22,7 @@ from mbx import observations, replay, returns
 from mbx.agents.base import Agent
 from mbx.agents.dreamer import encoders, policy, rssm
 from mbx.agents.dreamer import networks as nets
-from mbx.agents.dreamer.behaviour import action_limit
+from mbx.agents.dreamer.behaviour import action_limit, norm_kinds
 from mbx.agents.dreamer.diagnostics import make_diagnostics
 from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.optimizers import make_optimizers
@@ -82,8 +82,10 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
 _NEEDS = {  # settings that something of the task gives an effect
     "continuous actions": ("model.init_std", "model.min_std", "model.max_std", "actor.action_clip"),
     "discrete actions": ("model.policy_unimix",),
-    "images": ("model.depth", "model.decoder_blocks"),
-    "a vector": ("model.encoder_layers", "model.decoder_layers"),
+    "images": ("model.depth",),
+    "images and a decoder": ("model.decoder_blocks",),
+    "a vector": ("model.encoder_layers",),
+    "a vector and a decoder": ("model.decoder_layers",),
 }
 
 
@@ -95,6 +97,8 @@ def _check_effects(settings: Settings, model: ModelConfig, spec: EnvSpec) -> Non
         "images": model.image_shape is not None,
         "a vector": bool(model.vector_dim),
     }
+    decodes = settings.loss.representation == "decoder"
+    has |= {f"{what} and a decoder": has[what] and decodes for what in ("images", "a vector")}
     for needed, name in ((x, name) for x, names in _NEEDS.items() for name in names):
         value, normal = (operator.attrgetter(name)(x) for x in (settings, Settings()))
         same = (normal, 0.0) if name == "model.policy_unimix" else (normal,)  # 0: true of all
@@ -126,7 +130,7 @@ def build_agent(settings: Settings) -> Agent:
     )
 
 
-def init_params(net: ModelConfig, key: Array) -> Params:
+def init_params(net: ModelConfig, key: Array, decoder: bool = True) -> Params:
     """Parameters of everything; reward and value start as exact zeros."""
     names = ("encoder", "rssm", "decoder", "reward", "continue", "actor", "critic")
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
@@ -134,10 +138,15 @@ def init_params(net: ModelConfig, key: Array) -> Params:
     def head(name: str, layers: int, out: int, scale: float = 1.0) -> Params:
         return nets.init_head(keys[name], net, layers, out, scale)
 
+    width, tokens = net.feature_dim, encoders.token_dim(net)
     model = {
         "encoder": encoders.init_encoder(keys["encoder"], net),
-        "rssm": rssm.init(keys["rssm"], net, encoders.token_dim(net)),
-        "decoder": encoders.init_decoder(keys["decoder"], net),
+        "rssm": rssm.init(keys["rssm"], net, tokens),
+        **(
+            {"decoder": encoders.init_decoder(keys["decoder"], net)}
+            if decoder
+            else {"projector": nets.init_linear(keys["decoder"], width, width, tokens, bias=False)}
+        ),
         "reward": head("reward", net.reward_layers, net.num_bins, scale=0.0),
         "continue": head("continue", net.continue_layers, 1),
     }
@@ -151,7 +160,7 @@ def init_params(net: ModelConfig, key: Array) -> Params:
 
 def init_state(settings: Settings, key: Array) -> TrainState:
     """The train state before the first update; the slow critic starts as a copy."""
-    params = init_params(settings.model, key)
+    params = init_params(settings.model, key, settings.loss.representation == "decoder")
     solvers = make_optimizers(settings.optimizer, settings.model)
     return TrainState(
         params=params,
@@ -159,14 +168,16 @@ def init_state(settings: Settings, key: Array) -> TrainState:
         opt_state={name: solver.init(params[name]) for name, solver in solvers.items()},
         ema=returns.init_return_ema(),
         step=jnp.int32(0),
+        norms={name: returns.init_running_norm() for name in norm_kinds(settings)} or None,
     )
 
 
 def start_from(train: TrainState, old: TrainState, _: EnvSpec) -> TrainState:
-    """`Agent.start_from`: the parameters of another run; the slow critic is a copy."""
-    return train.replace(
-        params=old.params, slow_critic=jax.tree.map(jnp.copy, old.params["critic"])
-    )
+    """`Agent.start_from`: the parameters of another run, and what its critic's outputs mean; the
+    slow critic is a copy."""
+    norms = train.norms and {n: (old.norms or {}).get(n, x) for n, x in train.norms.items()}
+    slow = jax.tree.map(jnp.copy, old.params["critic"])
+    return train.replace(params=old.params, slow_critic=slow, norms=norms)
 
 
 def init_actor(net: ModelConfig, num: int) -> ActorState:

@@ -15,7 +15,16 @@ from mbx import returns
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer import policy, rssm
 from mbx.agents.dreamer.settings import Settings
-from mbx.agents.dreamer.types import Batch, Behaviour, Given, Imagined, ModelOutput, Noise, State
+from mbx.agents.dreamer.types import (
+    Batch,
+    Behaviour,
+    Given,
+    Imagined,
+    ModelOutput,
+    Noise,
+    Norms,
+    State,
+)
 from mbx.fast import collectives
 from mbx.types import Array, Params
 
@@ -75,18 +84,22 @@ def imagined_losses(
     value_logits: Array,
     slow_values: Array,
     ema: returns.ReturnEMA,
+    norms: Norms = None,
 ) -> Behaviour:
     """Losses of actor and critic from what the heads say along imagined trajectories.
     At states 0..H: imagined and values `[H+1, N]`, through which gradients flow into the actor loss
     with "reparam" (the baseline included). At states 0..H-1 (or more): policy_out `[H, N, P]`,
     value_logits `[H, N, bins]`, the slow critic's values `[H, N]`. `ema` moves first and is then
-    used.
+    used. Where values are normalised, `norms` make returns of the critic's outputs, and move before
+    its targets are normalised.
     """
     own, critic, net = settings.actor, settings.critic, settings.model
     rewards, continues = imagined.rewards, imagined.continues
     horizon = rewards.shape[0] - 1
     gamma = 1.0 if settings.loss.continue_discount else critic.gamma
     weights = stop(returns.discount_weights(continues, gamma))[:-1]
+    outputs, values = slow_values, denormalise(settings, norms, values)
+    slow_values = denormalise(settings, norms, slow_values)
     targets = returns.lambda_returns(rewards[1:], gamma * continues[1:], values[1:], critic.lambda_)
     # Of all parts of a batch: percentiles, spreads and extremes are no sums of the parts'.
     all_targets, all_values, all_slow, all_weights = collectives.all_gather(
@@ -99,10 +112,18 @@ def imagined_losses(
     out = policy_out[:horizon]
     entropy = policy.entropy(net, out)
     advantage = objective = _advantages(targets, values[:-1], offset, scale)
+    if own.advantage_norm != "none":
+        seen = _advantages(all_targets, all_values, offset, scale)
+        norms = moved(settings, norms, advantage=seen)
+        objective = normalise(settings, norms, "advantage", objective)
     if own.gradient == "reinforce":
-        objective = policy.log_prob(net, out, stop(imagined.actions[:-1])) * stop(advantage)
+        objective = policy.log_prob(net, out, stop(imagined.actions[:-1])) * stop(objective)
+    norms = moved(settings, norms, value=all_targets)
     main, regulariser = critic_terms(
-        settings, value_logits[:horizon], stop(targets), stop(slow_values[:horizon])
+        settings,
+        value_logits[:horizon],
+        stop(normalise(settings, norms, "value", targets)),
+        stop(outputs[:horizon]),
     )
     metrics = {
         "value_reg_loss": weights * regulariser,
@@ -126,11 +147,43 @@ def imagined_losses(
     actor_loss = -weights * (objective + own.entropy_coef * entropy)
     critic_loss = weights * (main + critic.regularizer * regulariser)
     metrics = stop(jax.tree.map(collectives.mean_share, metrics))
-    return Behaviour({"policy": actor_loss, "value": critic_loss}, targets, ema, metrics)
+    return Behaviour({"policy": actor_loss, "value": critic_loss}, targets, ema, metrics, norms)
 
 
 def _advantages(targets: Array, values: Array, offset: Array, scale: Array) -> Array:
     return (targets - offset) / scale - (values - offset) / scale
+
+
+def norm_kinds(settings: Settings) -> dict[str, str]:
+    """How values and advantages are normalised, where they are."""
+    kinds = {"value": settings.critic.value_norm, "advantage": settings.actor.advantage_norm}
+    return {name: kind for name, kind in kinds.items() if kind != "none"}
+
+
+def moved(settings: Settings, norms: Norms, **seen: Array) -> Norms:
+    """The norms after they have seen numbers of the whole batch."""
+    new = {
+        name: returns.update_running_norm(norms[name], stop(seen[name]), kind)
+        for name, kind in norm_kinds(settings).items()
+        if name in seen
+    }
+    return norms | new if new else norms
+
+
+def normalise(settings: Settings, norms: Norms, name: str, x: Array) -> Array:
+    """`x` in units of its norm, or as it is."""
+    if name not in (kinds := norm_kinds(settings)):
+        return x
+    offset, scale = returns.running_norm_offset_scale(norms[name], kinds[name])
+    return (x - offset) / scale
+
+
+def denormalise(settings: Settings, norms: Norms, outputs: Array) -> Array:
+    """Values that a critic's outputs mean."""
+    if settings.critic.value_norm == "none":
+        return outputs
+    offset, scale = returns.running_norm_offset_scale(norms["value"], settings.critic.value_norm)
+    return outputs * scale + offset
 
 
 def critic_terms(
@@ -142,14 +195,27 @@ def critic_terms(
 
 
 def replay_critic(
-    settings: Settings, value_logits: Array, slow_values: Array, annotations: Array, batch: Batch
+    settings: Settings,
+    value_logits: Array,
+    slow_values: Array,
+    annotations: Array,
+    batch: Batch,
+    norms: Norms = None,
 ) -> Array:
-    """Critic loss on replay rows, `[K-1, B]`, unscaled.
+    """Critic loss on replay rows, `[K-1, B]`, unscaled; `norms` have seen their returns.
     Row t trains on the reward, flags and annotation of row t+1. The trace is cut at the last row
     that an episode has, which weighs 0: its end, or where that was not stored (after a fault, say)
     the row before the next episode's first. Of all K rows: value_logits `[K, B, bins]`, the slow
     critic's values and annotations `[K, B]`, the imagined return that starts at each row.
     """
+    targets, last = replay_returns(settings, annotations, batch)
+    targets = normalise(settings, norms, "value", targets)
+    main, regulariser = critic_terms(settings, value_logits[:-1], targets, stop(slow_values[:-1]))
+    return (1.0 - last[:-1]) * (main + settings.critic.regularizer * regulariser)
+
+
+def replay_returns(settings: Settings, annotations: Array, batch: Batch) -> tuple[Array, Array]:
+    """Lambda returns of replay rows `[K-1, B]`, and where episodes end, `[K, B]`."""
     critic = settings.critic
     next_first = jnp.concatenate([batch.is_first[1:], jnp.zeros_like(batch.is_first[:1])])
     last = (batch.is_last | next_first).astype(jnp.float32)
@@ -157,8 +223,7 @@ def replay_critic(
     targets = returns.replay_lambda_returns(
         batch.reward, terminated, last, stop(annotations), critic.gamma, critic.lambda_
     )
-    main, regulariser = critic_terms(settings, value_logits[:-1], targets, stop(slow_values[:-1]))
-    return (1.0 - last[:-1]) * (main + critic.regularizer * regulariser)
+    return targets, last
 
 
 def behaviour_losses(
@@ -169,6 +234,7 @@ def behaviour_losses(
     batch: Batch,
     ema: returns.ReturnEMA,
     noise: Noise,
+    norms: Norms = None,
 ) -> Behaviour:
     """Losses "policy", "value" (and "replay_value"), imagined from a batch's last rows.
     Gradients: "policy" reaches the actor alone and "value" the critic alone; "replay_value" reaches
@@ -193,11 +259,15 @@ def behaviour_losses(
 
     out = nets.head(actor, seen[:-1], net.dtype)
     slow = slow_values(seen[:-1])
-    result = imagined_losses(settings, imagined, out, values, logits, slow, ema)
+    result = imagined_losses(settings, imagined, out, values, logits, slow, ema, norms)
     if settings.critic.replay_loss == "none":
         return result
     features = features if settings.critic.replay_gradient else stop(features)
     annotations = result.returns[0].reshape(features.shape[:2])
     replayed = nets.head(critic, features, net.dtype)
-    loss = replay_critic(settings, replayed, slow_values(stop(features)), annotations, batch)
-    return result._replace(losses=result.losses | {"replay_value": loss})
+    slow, norms = slow_values(stop(features)), result.norms
+    if settings.critic.value_norm != "none":
+        targets = collectives.all_gather(replay_returns(settings, annotations, batch)[0], axis=1)
+        norms = moved(settings, norms, value=targets)
+    loss = replay_critic(settings, replayed, slow, annotations, batch, norms)
+    return result._replace(losses=result.losses | {"replay_value": loss}, norms=norms)

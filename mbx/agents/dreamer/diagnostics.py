@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import io
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,17 +33,13 @@ from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import TrainState
 from mbx.agents.dreamer.update import by_trajectory, draw_noise, make_batch
 from mbx.agents.dreamer.world_model import model_losses
-from mbx.agents.pictures import to_gif
+from mbx.agents.pictures import SHOWN, film, to_gif
 from mbx.fast import compiler
 from mbx.types import Array, Metrics, Params
 
 CONTEXT = 5
 SEQUENCES = 16  # that errors are averaged over, or as few more as replay shards divide
-SHOWN = 4  # of them in pictures
 ENTRIES = 6  # of a vector in pictures
-LINE = 3  # pixels between pictures
-SEEN, IMAGINED = (110, 110, 110), (240, 140, 20)  # colours of that line
-ENDED = 0.25  # brightness of what follows an episode's end
 
 
 def make_diagnostics(settings: Settings) -> MakeDiagnostics:
@@ -56,9 +51,9 @@ def make_diagnostics(settings: Settings) -> MakeDiagnostics:
     )
 
     def diagnose(train: TrainState, state: replay.ReplayState, key: Array) -> Diagnostics:
-        truth, prediction, inside = jax.device_get(predict(train, state, key))
-        context = _context(settings)
-        files, numbers = {}, {}
+        files, numbers, truth, context = {}, {}, {}, _context(settings)
+        if settings.loss.representation == "decoder":
+            truth, prediction, inside = jax.device_get(predict(train, state, key))
         if settings.eval.report:
             found = jax.device_get(measure(train, state, jax.random.fold_in(key, 3)))
             numbers = {name: float(x) for name, x in found.items()}
@@ -91,7 +86,7 @@ def report(settings: Settings, train: TrainState, state: replay.ReplayState, key
     def losses(params: Params) -> Metrics:
         output = model_losses(settings, params["model"], batch, carry, noise.posterior)
         result = behaviour_losses(
-            settings, params, train.slow_critic, output, batch, train.ema, noise
+            settings, params, train.slow_critic, output, batch, train.ema, noise, train.norms
         )
         return jax.tree.map(jnp.mean, output.losses | result.losses)
 
@@ -172,42 +167,3 @@ def draw_curves(
     target = io.BytesIO()
     figure.savefig(target, format="png", dpi=100)
     return target.getvalue()
-
-
-def film(
-    truth: np.ndarray, prediction: np.ndarray, inside: np.ndarray, context: int
-) -> list[np.ndarray]:
-    """Frames, uint8 `[height, width, 3]`: observed | predicted | difference, a row a sequence.
-    The lines between pictures are grey while the model observes and orange from the first step that
-    it imagines; a sequence turns dark where its episode has ended.
-    """
-    difference = np.abs(truth - prediction)
-    scale = max(1, 64 // truth.shape[2])
-    parts = [to_rgb(x[:, :SHOWN]) for x in (truth, prediction, difference)]
-    frames = []
-    for step in range(len(truth)):
-        line = np.asarray(SEEN if step < context else IMAGINED, np.uint8)
-        dim = np.where(inside[step, :SHOWN], 1.0, ENDED)[:, None, None, None]
-        columns = [(dim * x[step]).astype(np.uint8) for x in parts]
-        columns = [x.repeat(scale, axis=1).repeat(scale, axis=2) for x in columns]
-        rows, height, width = columns[0].shape[:3]
-        frame = np.empty((rows * (height + LINE) + LINE, 3 * (width + LINE) + LINE, 3), np.uint8)
-        frame[:] = line
-        for row, column in np.ndindex(rows, 3):
-            y, x = (LINE + i * (n + LINE) for i, n in ((row, height), (column, width)))
-            frame[y : y + height, x : x + width] = columns[column][row]
-        frames.append(frame)
-    return frames
-
-
-def to_rgb(images: Any) -> np.ndarray:
-    """Images `[..., C]` in [0, 1] as uint8 `[..., 3]`; other than three channels get a colour each,
-    of which a pixel shows the strongest."""
-    images = np.clip(np.asarray(images, np.float32), 0.0, 1.0)
-    channels = images.shape[-1]
-    if channels == 1:
-        images = images.repeat(3, axis=-1)
-    elif channels != 3:
-        hues = 2 * np.pi * (np.arange(channels)[:, None] / channels + np.arange(3) / 3)
-        images = (images[..., None] * (0.55 + 0.45 * np.cos(hues))).max(axis=-2)
-    return (255.0 * images).round().astype(np.uint8)

@@ -3,6 +3,8 @@
 KEYS = {
     "loss/vector": "squared error of decoded vectors, in symlog space, summed over entries",
     "loss/image": "squared error of decoded images in [0, 1], summed over pixels",
+    "loss/barlow": "redundancy loss of latents and encoder outputs, before its weight",
+    "loss/infonce": "cross-entropy of a row's own encoder output among all rows', in nats",
     "loss/reward": "cross-entropy of predicted rewards, in nats",
     "loss/continue": "cross-entropy of predicted continuation, in nats",
     "loss/dynamics": "divergence that teaches the prior, in nats, not below the free nats",

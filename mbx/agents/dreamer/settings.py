@@ -170,6 +170,18 @@ class Loss:
     representation_coef: float = setting(
         0.01, "Weight of the KL that moves the posterior (beta_rep)."
     )
+    representation: str = setting(
+        "decoder",
+        "What makes latents describe observations: reconstruction (decoder); without a decoder, "
+        "little redundancy with the encoder's outputs (barlow), or telling them apart (infonce).",
+        choices=("decoder", "barlow", "infonce"),
+    )
+    barlow_coef: float = setting(
+        0.05, "Weight of the redundancy loss.", needs={"representation": "barlow"}
+    )
+    redundancy: float = setting(
+        5e-4, "Weight of different outputs' correlations in it.", needs={"representation": "barlow"}
+    )
     reward_gradient: bool = setting(True, "Let the reward loss shape the representation.")
     continue_discount: bool = setting(
         False, "Predict gamma times continue; imagination then has no other discount."
@@ -192,6 +204,10 @@ class Loss:
             common.head_terms(self.heads)
         except ValueError as error:
             yield str(error)
+
+
+_NORM_KINDS = ("none", "meanstd", "percentiles")
+_NORMS = "their moving mean and deviation (meanstd), or 5th and 95th percentile (percentiles)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,6 +249,9 @@ class Actor:
     return_percentiles: tuple[float, float] = setting(
         (5.0, 95.0), "Percentiles of returns whose distance divides advantages.", at_most=100
     )
+    advantage_norm: str = setting(
+        "none", f"Advantages also normalised by {_NORMS}.", choices=_NORM_KINDS
+    )
 
     def check(self) -> Iterator[str]:
         """Rules over several settings."""
@@ -252,6 +271,7 @@ class Critic:
         1, "Gradient steps between updates of the slow critic.", at_least=1
     )
     regularizer: float = setting(1.0, "Weight of the loss towards the slow critic.")
+    value_norm: str = setting("none", f"Values learned in units of {_NORMS}.", choices=_NORM_KINDS)
     replay_loss: str = setting(
         "aligned",
         "Critic loss on the rows that imagination starts from: row t by the reward of row t + 1 "
@@ -296,6 +316,15 @@ class Optimizer:
         "Updates over which the rates rise from 0. -1 = automatic: 1,000 for laprop, otherwise 0.",
         at_least=-1,
     )
+    weight_decay: float = setting(0.0, "Decay of kernels in a step, times the learning rate.")
+    schedule: str = setting(
+        "const",
+        "Learning rates after the warm-up: const, linear to a tenth, or cosine to nearly 0.",
+        choices=("const", "linear", "cosine"),
+    )
+    anneal: int = setting(
+        0, "Update at which the schedule ends.", needs={"schedule": ("linear", "cosine")}
+    )
 
     def resolved(self) -> Optimizer:
         """The same with numbers in the place of what is automatic."""
@@ -312,6 +341,11 @@ class Optimizer:
         for name in ("learning_rates", "clips", "epsilons"):
             if len(getattr(self, name)) not in ((3,) if name == "learning_rates" else (0, 3)):
                 yield f"{name}={getattr(self, name)}: give three numbers, one each of {GROUPS}"
+        if self.schedule != "const" and self.anneal <= self.resolved().warmup:
+            yield (
+                f"anneal={self.anneal}: schedule={self.schedule!r} needs more updates than the "
+                f"warm-up's {self.resolved().warmup}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,7 +372,7 @@ class Settings(RunSettings):
 
     def check_start(self, other: RunSettings) -> Iterator[str]:
         """Refuses a start from a model whose outputs mean something else."""
-        names = ("model.bins_space", "model.bin_max", "loss.continue_discount")
+        names = ("model.bins_space", "model.bin_max", "loss.continue_discount", "critic.value_norm")
         for name in names if isinstance(other, Settings) else ():
             given, trained = (operator.attrgetter(name)(settings) for settings in (self, other))
             if given != trained:

@@ -15,6 +15,7 @@ from mbx.types import Array, Metrics, Params, Record
 
 Observation = dict[str, Array]  # "vector" [..., D] and / or "image" [..., H, W, C]
 Losses = dict[str, Array]  # per row, before their coefficients
+Norms = dict[str, returns.RunningNorm] | None  # "value", "advantage"
 
 
 class State(NamedTuple):
@@ -58,6 +59,7 @@ class TrainState(Record):
     opt_state: Params  # of every group of parameters
     ema: returns.ReturnEMA  # percentiles of imagined returns
     step: Array  # int32, updates made
+    norms: Norms = None  # of values and advantages, as far as they are normalised
 
 
 @flax.struct.dataclass
@@ -102,6 +104,7 @@ class Behaviour(NamedTuple):
     returns: Array  # lambda returns `[H, N]`
     ema: returns.ReturnEMA
     metrics: Metrics
+    norms: Norms = None
 
 
 class Step(NamedTuple):

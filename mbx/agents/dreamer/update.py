@@ -154,7 +154,8 @@ def update_from_batch(
     step = step_gradients(settings, state, batch, carry, noise)
     count = state.step + 1
     slow = move_slow_critic(settings, step.params["critic"], state.slow_critic, count)
-    state = TrainState(step.params, slow, step.opt_state, step.result.ema, count)
+    moved = step.result.ema, count, step.result.norms
+    state = TrainState(step.params, slow, step.opt_state, *moved)
     norms = {f"grad_norm/{name}": optax.tree.norm(grad) for name, grad in step.grads.items()}
     return state, step.metrics | norms, step.output.observed.states, row_priority(settings, step)
 
@@ -187,7 +188,7 @@ def step_gradients(
 
     def behaviour_loss(params: Params, output: ModelOutput) -> tuple[Array, Behaviour]:
         result = behaviour_losses(
-            settings, params, state.slow_critic, output, batch, state.ema, noise
+            settings, params, state.slow_critic, output, batch, state.ema, noise, state.norms
         )
         return total_loss(settings, result.losses), result
 
@@ -230,6 +231,7 @@ def total_loss(settings: Settings, losses: Losses) -> Array:
     own, heads = settings.loss, settings.model.heads
     coefs = {"dynamics": own.dynamics_coef, "representation": own.representation_coef}
     coefs["replay_value"] = settings.critic.replay_coef
+    coefs |= {"barlow": own.barlow_coef} if own.representation == "barlow" else {}
     coefs |= {f"heads/{name}": coef for name, coef in heads.coefs.items()} if heads else {}
     return sum(coefs.get(name, 1.0) * collectives.mean_share(x) for name, x in losses.items())
 

@@ -36,8 +36,12 @@ def model_losses(
     tokens = encoders.encode(net, model["encoder"], batch.obs)
     observed = rssm.observe(net, model["rssm"], carry, tokens, batch.action, batch.is_first, noise)
     features = rssm.features(observed.states)
-    prediction = encoders.decode(net, model["decoder"], features)
-    losses = encoders.reconstruction_loss(net, prediction, batch.obs)
+    if loss.representation == "decoder":
+        prediction = encoders.decode(net, model["decoder"], features)
+        losses = encoders.reconstruction_loss(net, prediction, batch.obs)
+    else:
+        guess = nets.linear(model["projector"], features, net.dtype).astype(jnp.float32)
+        losses = {loss.representation: representation_loss(settings, guess, stop(tokens))}
     seen = features if loss.reward_gradient else stop(features)
     logits = nets.head(model["reward"], seen, net.dtype)
     losses["reward"] = nets.two_hot_loss(net, logits, batch.reward)
@@ -60,6 +64,27 @@ def model_losses(
         more, extra = head_losses(net, model["heads"], features, batch)
         losses, metrics = losses | more, metrics | extra
     return ModelOutput(losses, observed, features, metrics)
+
+
+def representation_loss(settings: Settings, guess: Array, tokens: Array) -> Array:
+    """Loss of a guess of the tokens `[T, B, E]` from latents, over all rows of the batch.
+    "barlow": the matrix of their correlations should be the identity (R2-Dreamer); "infonce": of
+    all tokens, a row's own are the likeliest by inner product.
+    Source: R2-Dreamer (ICLR 2026) and its code.
+    """
+    rows = guess.reshape(-1, guess.shape[-1]), tokens.reshape(-1, tokens.shape[-1])
+    guess, tokens = collectives.all_gather(rows)
+    if settings.loss.representation == "infonce":
+        return -jnp.mean(jnp.diag(jax.nn.log_softmax(guess @ tokens.T)))
+
+    def standard(x: Array) -> Array:
+        x = x - jnp.mean(x, axis=0, keepdims=True)
+        return x / (jnp.sqrt(jnp.var(x, axis=0, keepdims=True, ddof=1) + 1e-16) + 1e-8)
+
+    correlations = standard(guess).T @ standard(tokens) / len(guess)
+    own, squares = jnp.diag(correlations), jnp.sum(jnp.square(correlations))
+    others = squares - jnp.sum(jnp.square(own))
+    return jnp.sum(jnp.square(own - 1.0)) + settings.loss.redundancy * others
 
 
 def head_losses(
