@@ -75,7 +75,9 @@ def scale_by_laprop(
         zeros = functools.partial(jax.tree.map, jnp.zeros_like, params)
         return ScaleState(jnp.int32(0), zeros(), zeros())
 
-    def update(grads: Params, state: ScaleState, params: Params = None) -> tuple[Params, Any]:
+    def update(
+        grads: Params, state: ScaleState, params: Params | None = None
+    ) -> tuple[Params, Any]:
         count = state.count + 1
         power = count.astype(jnp.float32)
         bias2, bias1 = 1.0 - beta2**power, 1.0 - beta1**power

@@ -29,7 +29,7 @@ class Sequences(NamedTuple):
     """Rows `[L, B, ...]` and their places in the replay, `[L, B]`."""
 
     rows: dict[str, Any]
-    index: Index
+    index: Index  # type: ignore[assignment]  # the name of a tuple's method
 
 
 class Selection(NamedTuple):
