@@ -124,6 +124,8 @@ def test_a_report_has_every_loss_and_the_norm_of_its_gradient():
         optimizer=dict(learning_rates=(0.0, 0.0, 0.0)),
     )
     train, state = trained(settings), filled(settings, 7)
+    # Not what it is a copy of, so that it counts which of the two is read.
+    train = train.replace(slow_critic=jax.tree.map(lambda x: x + 0.1, train.slow_critic))
     key = jax.random.key(4)
     found = jax.device_get(
         jax.jit(diagnostics.report, static_argnums=0)(settings, train, state, key)
