@@ -20,10 +20,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FLOORS = (
     ("empo", "types"),
     ("fast",),
-    ("settings", "distributions", "networks", "observations", "replay_storage"),
+    ("settings", "distributions", "networks", "observations", "optim", "replay_storage"),
     ("returns", "mppi", "successors"),
     ("replay", "categorical", "heads"),
-    ("world_model", "empo.power", "planners"),
+    ("world_model", "empo.power", "planners", "replay_sequences"),
     ("power", "agents"),
     ("empo.agent",),
     ("config",),

@@ -12,7 +12,7 @@ import pytest
 from mbx import envs
 from mbx.agents.base import Diagnostics, Episodes
 from mbx.envs.base import Timestep
-from mbx.training import evaluation, run, seeds
+from mbx.training import devices, evaluation, run, seeds
 
 LIMIT, LENGTHS = 16, np.array([3, 16, 5])  # the first and the last end by themselves
 KEYS = jax.random.split(jax.random.key(0), 2)
@@ -182,7 +182,7 @@ def test_the_driver_gives_a_review_the_episodes_and_writes_what_it_says(tmp_path
         evaluate=lambda train, keys: [result],
         share=lambda tree, i: tree,
         agent=types.SimpleNamespace(diagnostics=diagnostics, review=review),
-        partition=types.SimpleNamespace(processes=1, is_main_process=False),
+        partition=devices.Partition(),
     )
     keep = types.SimpleNamespace(save_best=lambda *args: best.append(args))
     state = types.SimpleNamespace(train="train", replay="rows")

@@ -45,16 +45,16 @@ ENTRIES = 6  # of a vector in pictures
 def make_diagnostics(settings: Settings) -> MakeDiagnostics:
     """`Agent.diagnostics` of Dreamer's agent."""
     options = compiler.for_once(jax.default_backend())
-    predict, measure = (
-        jax.jit(functools.partial(function, settings), compiler_options=options)
-        for function in (open_loop, report)
-    )
+    predict = jax.jit(functools.partial(open_loop, settings), compiler_options=options)
+    measure = None
+    if settings.eval.report:
+        measure = jax.jit(functools.partial(report, settings), compiler_options=options)
 
     def diagnose(train: TrainState, state: replay.ReplayState, key: Array) -> Diagnostics:
         files, numbers, truth, context = {}, {}, {}, _context(settings)
         if settings.loss.representation == "decoder":
             truth, prediction, inside = jax.device_get(predict(train, state, key))
-        if settings.eval.report:
+        if measure is not None:
             found = jax.device_get(measure(train, state, jax.random.fold_in(key, 3)))
             numbers = {name: float(x) for name, x in found.items()}
         for kind, seen in truth.items():
