@@ -173,7 +173,7 @@ class Loss:
     representation: str = setting(
         "decoder",
         "What makes latents describe observations: reconstruction (decoder); without a decoder, "
-        "little redundancy with the encoder's outputs (barlow), or telling them apart (infonce).",
+        "little redundancy with the encoder's outputs (barlow), or a contrast of rows (infonce).",
         choices=("decoder", "barlow", "infonce"),
     )
     barlow_coef: float = setting(
