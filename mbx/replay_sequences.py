@@ -94,7 +94,8 @@ def _select(
     state: ReplayState, key: Array, num: int, *, rules: Selection, length: int
 ) -> tuple[Sequences, Array, Array]:
     """Sequences of one shard, and which of their rows were queued and which drawn by priority."""
-    key, *more = (lambda two: (two[0], *jax.random.split(two[1], 3)))(jax.random.split(key))
+    key, more_key = jax.random.split(key)
+    more = jax.random.split(more_key, 3)
     counts = jnp.maximum(state.size - length + 1, 0)
     total = jnp.maximum(jnp.sum(counts), 1)
     found = replay_storage.locate(counts, jax.random.randint(key, (num,), 0, total, jnp.int32))
@@ -125,7 +126,6 @@ def _queue(state: ReplayState, num: int, length: int) -> tuple[Array, Array, Arr
     An environment queues its rows in sequences of `length`, one behind the other, from its second
     row on; each waits until it is drawn or overwritten.
     """
-    num_envs, capacity = replay_storage.dims(state)
     start = 1 + jnp.max(jnp.where(state.data["seen"], _offsets(state), 0), axis=1)
     offset = start[:, None] + length * jnp.arange(num)[None]
     rows_ago = jnp.maximum(state.size[:, None] - offset - length, -1).reshape(-1)
