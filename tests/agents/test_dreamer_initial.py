@@ -103,7 +103,7 @@ def test_a_dense_core_and_images(drawn):
     wide = [
         x.shape[-1] for name, x in found.items() if name.startswith("model/encoder") and x.ndim == 4
     ]
-    tokens, kernel = 3 * 3 * wide[-1], networks._KERNEL  # 12 pixels are halved twice
+    tokens, kernel = 3 * 3 * wide[-1], config.image_kernel  # 12 pixels are halved twice
     wanted = PICTURES | {
         "model/rssm/posterior/deter/kernel": 8 + tokens,
         "model/rssm/posterior/tokens/kernel": 8 + tokens,

@@ -221,3 +221,81 @@ def test_a_world_model_without_a_decoder():
         from_dict(Settings(), {"optimizer": dict(schedule="linear", anneal=500, warmup=500)})
     with pytest.raises(ValueError, match="optimizer.anneal=500 has no effect"):
         from_dict(Settings(), {"optimizer": dict(anneal=500)})
+
+
+def official_images(net, encoder, decoder, image, features):
+    """Tokens and image of the official code's image layers, by JAX's own convolutions."""
+    axes, stride = dict(dimension_numbers=("NHWC", "HWIO", "NHWC")), (2, 2)
+
+    def linear(layer, x):
+        return x @ layer["kernel"] + layer.get("bias", 0.0)
+
+    def conv(layer, x, stride=(1, 1), apply=jax.lax.conv_general_dilated):
+        y = apply(np.float32(x), layer["kernel"], stride, "SAME", **axes)
+        return np.asarray(y) + layer.get("bias", 0.0)
+
+    def normed(layer, x):
+        x = x - x.mean(-1, keepdims=True) if net.norm == "layer" else x
+        epsilon = dict(layer=1e-3, rms=1e-4)[net.norm]
+        x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon)
+        x = x * layer["norm"]["scale"] + layer["norm"].get("shift", 0.0)
+        return np.asarray(getattr(jax.nn, net.image_activation)(x))
+
+    def doubled(layer, x):
+        if net.image_strided:
+            return conv(layer, x, stride, jax.lax.conv_transpose)
+        return conv(layer, x.repeat(2, 1).repeat(2, 2))
+
+    x = image / 255.0 - 0.5
+    for i, layer in enumerate(encoder.values()):
+        if net.image_outer and i == 0:
+            x = conv(layer, x)
+        elif net.image_strided:
+            x = conv(layer, x, stride)
+        else:
+            x = conv(layer, x).reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2, -1)
+            x = x.max((2, 4))
+        x = normed(layer, x)
+    tokens, grid = x.reshape(len(x), -1), x.shape[1:]
+    blocks = decoder["deter"]["kernel"]
+    deter = features[:, : net.deter].reshape(len(x), len(blocks), -1)
+    deter = np.einsum("ngi,gio->ngo", deter, blocks).reshape(len(x), -1)
+    deter = deter + decoder["deter"].get("bias", 0.0)
+    deter = deter.reshape(len(x), len(blocks), *grid[:2], -1)
+    deter = np.moveaxis(deter, 1, 3).reshape(len(x), *grid)
+    stoch = normed(decoder["stoch_0"], linear(decoder["stoch_0"], features[:, net.deter :]))
+    x = normed(decoder, deter + linear(decoder["stoch_1"], stoch).reshape(len(x), *grid))
+    for layer in decoder["convs"].values():
+        x = normed(layer, doubled(layer, x))
+    return tokens, jax.nn.sigmoid((conv if net.image_outer else doubled)(decoder["out"], x))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        dict(strided=True, kernel=4, activation="gelu"),
+        dict(strided=True, outer=True, multipliers=(1, 2, 3)),
+        dict(outer=True, activation="relu", kernel=3),
+        dict(multipliers=(1, 3), activation="mish"),
+        dict(strided=True, multipliers=(2,), activation="elu", kernel=2),
+    ],
+)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_image_layers_are_the_official_ones(chosen, kind):
+    sizes = dict(deter=16, units=4, depth=2, stoch=2, classes=4, norm=kind)
+    layers = {f"image_{name}": value for name, value in chosen.items()}
+    net = nets.ModelConfig(image_shape=(24, 16, 3), **sizes, **layers)
+    key, rng = jax.random.key(0), np.random.default_rng(0)
+    image = rng.integers(0, 256, (3, *net.image_shape)).astype(np.uint8)
+    features = rng.normal(size=(3, net.feature_dim)).astype(np.float32)
+    models = [
+        jax.tree.map(lambda x: np.float32(x + 0.1 * rng.normal(size=x.shape)), params)
+        for params in (encoders.init_encoder(key, net), encoders.init_decoder(key, net))
+    ]
+    encoder, decoder = models[0]["image"], models[1]["image"]
+    tokens, decoded = official_images(net, encoder, decoder, image, features)
+    found = encoders.encode(net, models[0], {"image": image})
+    assert found.shape[1] == encoders.token_dim(net)
+    np.testing.assert_allclose(found, tokens, rtol=2e-4, atol=2e-5)
+    found = encoders.decode(net, models[1], features)["image"]
+    np.testing.assert_allclose(found, decoded, rtol=2e-4, atol=2e-5)

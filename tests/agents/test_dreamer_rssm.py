@@ -225,7 +225,7 @@ def images(config, key):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(64, 64, 3), (12, 12, 1), (10, 10, 4)])
+@pytest.mark.parametrize("shape", [(96, 96, 3), (84, 84, 4), (64, 64, 3), (12, 12, 1), (10, 10, 4)])
 def test_images_keep_their_shape(shape, dtype):
     small = dict(deter=16, units=8, depth=4, stoch=4, image_scale=1.0)
     config = ModelConfig(image_shape=shape, dtype=dtype, **small)
@@ -253,7 +253,7 @@ def test_blocks_of_the_decoder_divide_what_they_are_of():
         (dict(core="lstm"), "core='lstm'"),
         (dict(size="2m"), "size='2m'"),
         (dict(core="dense", blocks=2), "blocks=2 has no effect"),
-        (dict(image_shape=(84, 84, 1)), "image_shape"),
+        (dict(image_shape=(100, 100, 1)), "image_shape"),
         (dict(factors=(2, 3), action_dim=4), "factors"),
     ],
 )

@@ -149,6 +149,8 @@ IMAGES = CONTINUOUS._replace(obs_shape=(8, 8, 3), obs_dtype=np.uint8)
         (CONTINUOUS, "model", dict(policy_unimix=0.1), "discrete actions"),
         (CONTINUOUS, "model", dict(depth=8), "images"),
         (CONTINUOUS, "model", dict(decoder_blocks=2), "images"),
+        (CONTINUOUS, "model", dict(image_outer=True), "images"),
+        (CONTINUOUS, "model", dict(image_kernel=3), "images"),
         (IMAGES, "model", dict(encoder_layers=2), "a vector"),
         (IMAGES, "model", dict(decoder_layers=2), "a vector"),
     ],

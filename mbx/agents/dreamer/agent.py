@@ -82,7 +82,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
 _NEEDS = {  # settings that something of the task gives an effect
     "continuous actions": ("model.init_std", "model.min_std", "model.max_std", "actor.action_clip"),
     "discrete actions": ("model.policy_unimix",),
-    "images": ("model.depth",),
+    "images": ("model.depth", *(f"model.{x}" for x in vars(Model) if x.startswith("image_"))),
     "images and a decoder": ("model.decoder_blocks",),
     "a vector": ("model.encoder_layers",),
     "a vector and a decoder": ("model.decoder_layers",),

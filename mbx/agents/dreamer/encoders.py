@@ -1,7 +1,7 @@
 """Dreamer's encoder and decoder: vectors (symlog) and images (64x64 or small grids), or both.
 
 Observations are a dict with "vector" `[..., D]` and / or "image" `[..., H, W, C]` (values 0 to
-`image_scale`). Images are halved by max-pooling up to four times; 10x10 grids once.
+`image_scale`). Images are halved up to four times (`model.image_*`), 10x10 grids once.
 Axes: E encoder outputs, F features; leading `...` free.
 Source: official DreamerV3 (simple encoder and decoder).
 """
@@ -26,9 +26,10 @@ _DEFAULT_BLOCKS = Model.decoder_blocks  # the official code's; small images cann
 
 def _grid(config: ModelConfig) -> tuple[int, int, tuple[int, ...]]:
     """Smallest grid (height, width) of the image, and the channels of every stage."""
-    stages = nets.image_stages(config.image_shape)
-    height, width = (side >> stages for side in config.image_shape[:2])
-    return height, width, tuple(config.depth * m for m in nets._CHANNELS[:stages])
+    halvings = nets.image_stages(config)
+    height, width = (side >> halvings for side in config.image_shape[:2])
+    multipliers = config.image_multipliers[: halvings + config.image_outer]
+    return height, width, tuple(config.depth * m for m in multipliers)
 
 
 def token_dim(config: ModelConfig) -> int:
@@ -58,19 +59,25 @@ def _init_convs(key: Array, config: ModelConfig, channels: tuple[int, ...]) -> P
     """A stack of normed convolutions from channels[i] to channels[i + 1]."""
     kind, params = config.norm, {}
     for i, own in enumerate(jax.random.split(key, len(channels))[:-1]):
-        conv = _init_conv(own, *channels[i : i + 2], bias=kind == "rms")
+        conv = _init_conv(own, config, *channels[i : i + 2], bias=kind == "rms")
         params[f"layer_{i}"] = conv | {"norm": nets.init_norm(kind, channels[i + 1])}
     return params
 
 
-def _init_conv(key: Array, fan_in: int, out: int, bias: bool = True) -> Params:
-    kernel = nets._KERNEL
+def _init_conv(key: Array, config: ModelConfig, fan_in: int, out: int, bias: bool = True) -> Params:
+    kernel = config.image_kernel
     return nets.init_linear(key, kernel * kernel * fan_in, kernel, kernel, fan_in, out, bias=bias)
 
 
-def _conv(params: Params, x: Array, dtype: str) -> Array:
-    y = gradients.conv(x.astype(dtype), collectives.replicate(params["kernel"].astype(dtype)))
-    return nets.add_bias(params, y)
+def _conv(params: Params, x: Array, dtype: str, stride: int = 1) -> Array:
+    kernel = collectives.replicate(params["kernel"].astype(dtype))
+    return nets.add_bias(params, gradients.conv(x.astype(dtype), kernel, stride))
+
+
+def _norm_act(config: ModelConfig, params: Params, x: Array) -> Array:
+    if config.image_activation == "silu":
+        return nets.norm_silu(params, x)
+    return getattr(jax.nn, config.image_activation)(nets.norm(params, x))
 
 
 def encode(config: ModelConfig, params: Params, obs: Observation) -> Array:
@@ -81,12 +88,14 @@ def encode(config: ModelConfig, params: Params, obs: Observation) -> Array:
     if config.image_shape is not None:
         image = obs["image"]
         x = image.reshape(-1, *image.shape[-3:]).astype(jnp.float32) / config.image_scale - 0.5
-        for stage in params["image"].values():
-            x = _conv(stage, x, config.dtype)
-            # Max-pooling as a maximum over a reshaped view: its gradient is cheap everywhere.
-            n, height, width, channels = x.shape
-            x = x.reshape(n, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
-            x = nets.norm_silu(stage["norm"], x)
+        for i, stage in enumerate(params["image"].values()):
+            halves = i > 0 or not config.image_outer
+            x = _conv(stage, x, config.dtype, 2 if halves and config.image_strided else 1)
+            if halves and not config.image_strided:
+                # Max-pooling as a maximum over a reshaped view: its gradient is cheap everywhere.
+                n, height, width, channels = x.shape
+                x = x.reshape(n, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
+            x = _norm_act(config, stage["norm"], x)
         tokens.append(x.reshape(*image.shape[:-3], -1))
     return tokens[0] if len(tokens) == 1 else jnp.concatenate(tokens, axis=-1)
 
@@ -129,13 +138,16 @@ def _init_image_decoder(key: Array, config: ModelConfig) -> Params:
         "stoch_1": nets.init_linear(keys[2], wide, wide, grid),
         "norm": nets.init_norm(kind, channels[-1]),
         "convs": _init_convs(keys[3], config, up),
-        "out": _init_conv(keys[4], up[-1], config.image_shape[2]),
+        "out": _init_conv(keys[4], config, up[-1], config.image_shape[2]),
     }
 
 
-def _upsample(x: Array) -> Array:
+def _upsample(config: ModelConfig, x: Array) -> Array:
     n, height, width, channels = x.shape
-    x = jnp.broadcast_to(x[:, :, None, :, None], (n, height, 2, width, 2, channels))
+    x = x[:, :, None, :, None]
+    if config.image_strided:  # a convolution of every second pixel is a transposed one
+        x = jnp.pad(x, [(0, 0), (0, 0), (1, 0), (0, 0), (1, 0), (0, 0)])
+    x = jnp.broadcast_to(x, (n, height, 2, width, 2, channels))
     return x.reshape(n, 2 * height, 2 * width, channels)
 
 
@@ -147,13 +159,14 @@ def _decode_image(config: ModelConfig, params: Params, features: Array) -> Array
     grid = nets.block_linear(params["deter"], deter, config.dtype)
     grid = grid.reshape(-1, blocks, height, width, channels[-1] // blocks)
     grid = jnp.moveaxis(grid, 1, 3).reshape(-1, height, width, channels[-1])
-    stoch = nets.layer(params["stoch_0"], stoch, config.dtype)
+    stoch = nets.linear(params["stoch_0"], stoch, config.dtype)
+    stoch = _norm_act(config, params["stoch_0"]["norm"], stoch)
     stoch = nets.linear(params["stoch_1"], stoch, config.dtype).reshape(grid.shape)
-    x = nets.norm_silu(params["norm"], grid + stoch)
+    x = _norm_act(config, params["norm"], grid + stoch)
     for stage in params["convs"].values():
-        x = nets.norm_silu(stage["norm"], _conv(stage, _upsample(x), config.dtype))
-    x = _conv(params["out"], _upsample(x), config.dtype).astype(jnp.float32)
-    return jax.nn.sigmoid(x).reshape(*lead, *config.image_shape)
+        x = _norm_act(config, stage["norm"], _conv(stage, _upsample(config, x), config.dtype))
+    x = _conv(params["out"], x if config.image_outer else _upsample(config, x), config.dtype)
+    return jax.nn.sigmoid(x.astype(jnp.float32)).reshape(*lead, *config.image_shape)
 
 
 def decode(config: ModelConfig, params: Params, features: Array) -> Observation:

@@ -28,8 +28,6 @@ from mbx.types import Array, Params, Part
 
 # A normal truncated at two standard deviations has this inverse standard deviation.
 _TRUNCATION = 1.1368
-_KERNEL = 5
-_CHANNELS = (2, 3, 4, 4)  # channels of an image stage, in units of `depth`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +55,7 @@ class ModelConfig(Model):
         if self.factors and sum(self.factors) != self.action_dim:
             raise ValueError(f"factors={self.factors} do not sum to action_dim={self.action_dim}")
         if self.image_shape is not None:
-            image_stages(self.image_shape)
+            image_stages(self)
 
     @property
     def feature_dim(self) -> int:
@@ -77,18 +75,18 @@ class ModelConfig(Model):
         return bool(self.factors)
 
 
-def image_stages(shape: tuple[int, int, int]) -> int:
-    """How often an image is halved, at most four times: 64 -> 4, 12 -> 3, 10 -> 5.
-    Raises ValueError where the smallest grid is not 3 to 16 wide.
+def image_stages(config: ModelConfig) -> int:
+    """How often an image is halved: by default at most four times, 64 -> 4, 12 -> 3, 10 -> 5.
+    Raises ValueError where the smallest grid is not 3 to 24 wide.
     """
-    height, width = shape[:2]
-    stages = 0
-    while stages < 4 and not height % 2 and not width % 2 and min(height, width) >= 6:
+    height, width = config.image_shape[:2]
+    stages, most = 0, len(config.image_multipliers) - config.image_outer
+    while stages < most and not height % 2 and not width % 2 and min(height, width) >= 6:
         height, width, stages = height // 2, width // 2, stages + 1
-    if stages == 0 or not all(3 <= side <= 16 for side in (height, width)):
+    if stages == 0 or not all(3 <= side <= 24 for side in (height, width)):
         raise ValueError(
-            f"image_shape={shape}: halving it up to four times must end at 3 to 16 pixels; crop "
-            "or resize the image, for example to 64x64"
+            f"image_shape={config.image_shape}: halving it up to {most} times must end at 3 to 24 "
+            "pixels; crop or resize the image, for example to 64x64"
         )
     return stages
 

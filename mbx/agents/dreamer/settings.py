@@ -123,6 +123,15 @@ class Model:
     prior_layers: int = setting(2, "Hidden layers of the prior.", at_least=1)
     posterior_layers: int = setting(1, "Hidden layers of the posterior.", at_least=1)
     decoder_blocks: int = setting(8, "Blocks of an image decoder's first layer.", at_least=1)
+    image_multipliers: tuple[int, ...] = setting(
+        (2, 3, 4, 4), "Channels of each image layer, in units of depth.", at_least=1
+    )
+    image_kernel: int = setting(5, "Height and width of an image kernel.", at_least=2)
+    image_outer: bool = setting(False, "The outermost image layer keeps the image's size.")
+    image_strided: bool = setting(False, "Strides in place of max-pooling and repetition.")
+    image_activation: str = setting(
+        "silu", "Activation of image layers.", choices=("silu", "gelu", "relu", "elu", "mish")
+    )
     unimix: float = setting(0.01, "Share of the uniform distribution in the latents.", at_most=1)
     policy_unimix: float = setting(0.01, "Uniform share in discrete policies.", at_most=1)
     init_std: float = setting(
