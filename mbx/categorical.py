@@ -35,6 +35,11 @@ def mixed_logits(logits: Array, unimix: float) -> Array:
     return jnp.log((1.0 - unimix) * probs + unimix / logits.shape[-1])
 
 
+def masked(logits: Array, mask: Array) -> Array:
+    """Logits `[..., A]` of no chance where `mask` is False; where all of it is, equal ones."""
+    return jnp.where(mask, logits, -1e4)
+
+
 def straight_through(log_probs: Array, one_hot: Array) -> Array:
     """`one_hot` in value, the probabilities in derivative: both `[..., A]`."""
     probs = jnp.exp(log_probs)

@@ -24,6 +24,7 @@ from mbx.types import Array, Params, Part
 
 # What did not vary so far is no more than a hundred times as large once it does.
 LEAST_VARIANCE = 1e-4
+MASK = "action_mask"  # the part that says which discrete actions are possible
 HIDDEN = "privileged"  # parts of such names are for a simulator alone, unless they are asked for
 
 
@@ -218,6 +219,25 @@ def named(parts: Sequence[Part], found: Mapping[str, Any]) -> dict[str, Any]:
             piece if part.is_image else piece.reshape((*piece.shape[:-1], *part.shape))
         )
     return values
+
+
+def action_mask(spec: Any, obs: Any) -> Any:
+    """Which discrete actions are possible, bool `[..., A]`: by the part "action_mask" of an
+    observation, numbers `[A]` where 0 is impossible; None where there is no such part.
+    spec: an `EnvSpec`, or what else has its `parts`, `action_dim` and `discrete`.
+
+    Raises:
+        ValueError: for such a part of another shape.
+    """
+    shapes = {part.name: part.shape for part in spec.parts if spec.discrete}
+    if MASK not in shapes:
+        return None
+    if shapes[MASK] != (spec.action_dim,):
+        raise ValueError(
+            f"the observation's {MASK!r} is of shape {list(shapes[MASK])}, but there are "
+            f"{spec.action_dim} actions: give a number each, or call the part something else"
+        )
+    return named(spec.parts, split(spec.parts, obs))[MASK] > 0
 
 
 def numbers(parts: Sequence[Part], obs: Any) -> Any:

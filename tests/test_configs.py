@@ -54,7 +54,7 @@ def test_every_configuration_starts_with_every_action_repeat(name, repeat):
 
 def test_suites_are_arguments_of_one_file():
     found = {suite: load(f"{FOLDER}/suites.py:{suite}") for suite in SUITES}
-    assert [one.train.train_ratio for one in found.values()] == [32, 256, 1024, 512, 256]
+    assert [one.train.train_ratio for one in found.values()] == [32, 256, 1024, 512, 512, 256]
     assert found["atari"].env.kwargs == {"full_action_space": True} and found["atari"].env.grey
     for one in found.values():
         spec = KINDS["continuous" if one.env.pixels else "screen"]

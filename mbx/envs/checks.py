@@ -207,16 +207,25 @@ def _check_steps(check: _Check, env: Any) -> dict[str, Any]:
         return result
 
     reset = functools.partial(called, "reset()", "(observation, info)", env.reset)
-    reset(seed=0)
+    obs = reset(seed=0)[0]
     env.action_space.seed(0)
     for i in range(1, _STEPS + 1):
         where, wanted = f"step() number {i}", "5: observation, reward, terminated, truncated, info"
-        step = called(where, wanted, env.step, env.action_space.sample())
+        step = called(where, wanted, env.step, _random_action(env, obs))
+        obs = step[0]
         check.number("rewards", f"{where} gave reward", step[1])
         if step[2] or step[3]:
-            reset()
+            obs = reset()[0]
     check.warn_of_sizes()
     return step[4]
+
+
+def _random_action(env: Any, obs: Any) -> Any:
+    """A random action, possible in what is observed (`observations.action_mask`)."""
+    space, mask = env.action_space, obs.get(observations.MASK) if isinstance(obs, Mapping) else None
+    if isinstance(space, Discrete) and np.shape(mask) == (space.n,):
+        return space.sample((np.asarray(mask) > 0).astype(np.int8))
+    return space.sample()
 
 
 def _is_flag(x: Any) -> bool:
@@ -285,10 +294,10 @@ def tried_limit(name: str, kwargs: Mapping[str, Any]) -> int | None:
     env, found, longest, count = custom.make(name, kwargs), list[int](), 0, 0
     try:
         with custom.own_code(name, "a random episode"):
-            env.reset(seed=0)
+            obs, _ = env.reset(seed=0)
             env.action_space.seed(0)
             for _ in range(_TRIED_STEPS):
-                _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                obs, _, terminated, truncated, _ = env.step(_random_action(env, obs))
                 count += 1
                 longest = max(longest, count)
                 if truncated and not terminated:
@@ -296,7 +305,7 @@ def tried_limit(name: str, kwargs: Mapping[str, Any]) -> int | None:
                 if len(found) == 5:
                     break
                 if terminated or truncated:
-                    env.reset()
+                    obs, _ = env.reset()
                     count = 0
         return longest if len(found) > 1 and set(found) == {longest} else None
     finally:

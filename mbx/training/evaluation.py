@@ -99,7 +99,7 @@ def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Arra
     def act(
         train: None, actor: Array, obs: Array, is_first: Array, key: Array, evaluate: bool
     ) -> tuple[Array, Array]:
-        return random_actions(spec, key, obs.shape[0]), actor
+        return random_actions(spec, key, obs.shape[0], obs=obs), actor
 
     evaluate = make_evaluate(act, jnp.zeros, environment)
     return lambda key: evaluate(None, key)

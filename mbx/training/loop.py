@@ -26,7 +26,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import replay
+from mbx import categorical, observations, replay
 from mbx.agents.base import Agent, Mean
 from mbx.fast import collectives
 from mbx.training.state import Ended, LoopState, Schedule, step_keys
@@ -56,7 +56,8 @@ def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: En
         key = jax.random.split(key)[0]
         if agent.after_action is not None:
             key = jax.random.split(key)[0]
-        return random_actions(spec, key, num_envs, held=schedule.seed_hold > 1)
+        held = schedule.seed_hold > 1
+        return random_actions(spec, key, num_envs, held=held, obs=state.obs)
 
     def select_action(state: LoopState, key: Array) -> tuple[Array, Any, Any]:
         act_key, target_key = jax.random.split(key)
@@ -83,15 +84,22 @@ def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: En
     return select_action
 
 
-def random_actions(spec: EnvSpec, key: Array, num_envs: int, *, held: bool = False) -> Array:
+def random_actions(
+    spec: EnvSpec, key: Array, num_envs: int, *, held: bool = False, obs: Array | None = None
+) -> Array:
     """Random actions `[E, A]`, uniform; continuous ones that are held clipped N(0, 2).
+    Discrete ones are possible in what is observed, `obs` (`observations.action_mask`).
 
     White noise hardly moves a body: what one step does the next undoes. Held for a few steps and
     at a bound six times in ten, the same noise finds rewards that it else misses
     (docs/notes/learning_history.md).
     """
     if spec.discrete:
-        chosen = jax.random.randint(key, (num_envs,), 0, spec.action_dim)
+        mask = None if obs is None else observations.action_mask(spec, obs)
+        if mask is None:
+            chosen = jax.random.randint(key, (num_envs,), 0, spec.action_dim)
+        else:
+            chosen = jax.random.categorical(key, categorical.masked(jnp.zeros(mask.shape), mask))
         return jax.nn.one_hot(chosen, spec.action_dim)
     shape = (num_envs, spec.action_dim)
     if held:

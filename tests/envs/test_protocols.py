@@ -1,6 +1,6 @@
 """Suites by name, step by step next to loops over the environments of their packages.
 
-Needs the extras atari, crafter, bsuite, dmc and the package minigrid; skipped without them.
+Needs the extras atari, crafter, bsuite, dmc and minigrid; skipped without them.
 """
 
 from __future__ import annotations
@@ -143,10 +143,9 @@ def test_bsuite(task):
 
 def test_minigrid():
     """The direction, one-hot, then the symbols of the seven by seven cells in front."""
-    pytest.importorskip("minigrid")
+    pytest.importorskip("minigrid", reason="pip install 'mbx-rl[minigrid]'")
     name = "gym:minigrid:MiniGrid-Empty-5x5-v0"
-
-    environment = make_environment(config.load("dreamerv3", {"env.name": name}), 1, seed=SEED)
+    environment = preset("minigrid", name=name)
     env = gymnasium.make(name.rpartition(":")[2])
 
     def seen(obs):

@@ -202,6 +202,7 @@ def act(
     state = State(actor.deter, actor.stoch)
     state = rssm.observe_step(net, model["rssm"], state, actor.action, tokens, is_first, draw)
     out = nets.head(train.params["actor"], rssm.features(state), net.dtype)
+    net, out = policy.possible(net, out, observations.action_mask(net, obs))
     if evaluate and settings.eval.action == "mode":
         action = policy.mode(net, out)
     else:

@@ -8,6 +8,7 @@ Source: DreamerV3 and its official code.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
@@ -39,6 +40,14 @@ def _factors(config: ModelConfig, x: Array) -> list[Array]:
 
 def _mixed(config: ModelConfig, out: Array) -> list[Array]:
     return [rssm.mixed_logits(part, config.policy_unimix) for part in _factors(config, out)]
+
+
+def possible(config: ModelConfig, out: Array, mask: Array | None) -> tuple[ModelConfig, Array]:
+    """Configuration and output of the same policy among possible actions, by a mask `[..., A]`."""
+    if mask is None:
+        return config, out
+    mixed = jnp.concatenate(_mixed(config, out), axis=-1)
+    return dataclasses.replace(config, policy_unimix=0.0), categorical.masked(mixed, mask)
 
 
 def mean_std(config: ModelConfig, out: Array) -> tuple[Array, Array]:

@@ -43,9 +43,7 @@ class Eval(common.Eval):
         False, "Further evaluations, of the agent as it acts in training.", needs={"action": "mode"}
     )
     action: str = setting("mode", "Action in evaluations.", choices=("mode", "sample"))
-    report: bool = setting(
-        False, "Every loss and the norm of its gradient, on a batch drawn with each evaluation."
-    )
+    report: bool = setting(False, "Losses and norms of their gradients, at every evaluation.")
 
 
 _BY_PRIORITY = {"priority_share": NONZERO}
@@ -56,15 +54,9 @@ class Replay(common.Replay):
     """What is stored of the past, and what of it is drawn."""
 
     context: bool = setting(False, "Start sequences from stored latents, which updates write back.")
-    online: bool = setting(
-        False, "New sequences first in batches, in the order they were recorded, each once."
-    )
-    priority_share: float = setting(
-        0.0, "Share of the other sequences that is drawn by priority.", at_most=1
-    )
-    recency_share: float = setting(
-        0.0, "Share of the other sequences that is drawn by recency; the rest uniformly.", at_most=1
-    )
+    online: bool = setting(False, "New sequences first in batches, in their order, each once.")
+    priority_share: float = setting(0.0, "Share of the others drawn by priority.", at_most=1)
+    recency_share: float = setting(0.0, "Share of the others drawn by recency.", at_most=1)
     priority_exponent: float = setting(0.8, "Exponent of a row's priority.", needs=_BY_PRIORITY)
     priority_maxfrac: float = setting(
         0.5,
@@ -175,10 +167,8 @@ class Loss:
         choices=("sequential", "joint"),
     )
     free_nats: float = setting(0.1, "KL of a row that costs nothing, in nats.")
-    dynamics_coef: float = setting(0.5, "Weight of the KL that moves the prior (beta_dyn).")
-    representation_coef: float = setting(
-        0.01, "Weight of the KL that moves the posterior (beta_rep)."
-    )
+    dynamics_coef: float = setting(0.5, "Weight of the prior's KL (beta_dyn).")
+    representation_coef: float = setting(0.01, "Weight of the posterior's KL (beta_rep).")
     representation: str = setting(
         "decoder",
         "What makes latents describe observations: reconstruction (decoder); without a decoder, "

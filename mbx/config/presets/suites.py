@@ -3,8 +3,9 @@
     python -m experiments.train --config=configs/suites.py:atari100k
     python -m experiments.train --config=configs/suites.py:crafter --config.model.size=12m
 
-Environments, image sizes, steps and train ratios are the official code's. The replay buffer holds
-100,000 images, not five million; all other settings are those of `configs/dreamerv3.py`.
+Environments, image sizes, steps and train ratios are the official code's, which has no MiniGrid.
+The replay buffer holds 100,000 images, not five million; all other settings are those of
+`configs/dreamerv3.py`.
 """
 
 from typing import Any
@@ -25,6 +26,7 @@ SUITES: dict[str, tuple[str, int, float, dict[str, Any]]] = {
     ),
     "bsuite": ("bsuite:catch/0", 100_000, 1024.0, dict(num_envs=1)),
     "crafter": ("crafter:reward", 1_000_000, 512.0, dict(num_envs=1)),
+    "minigrid": ("gym:minigrid:MiniGrid-DoorKey-5x5-v0", 500_000, 512.0, {}),
     "dmc_vision": ("dmc:walker-walk", 1_000_000, 256.0, dict(pixels=True)),
 }
 
