@@ -32,7 +32,7 @@ def raw(task: str) -> RawEnvironment:
     return adapt(f"brax:{task}", _brax(task), _TIME_LIMIT)
 
 
-def raw_playground(task: str, **kwargs: Any) -> RawEnvironment:
+def raw_playground(task: str, /, **kwargs: Any) -> RawEnvironment:
     """The Playground task; kwargs are entries of its configuration, such as impl, the simulator.
     Raises ValueError for an unknown task or entry.
     """

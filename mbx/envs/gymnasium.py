@@ -30,7 +30,7 @@ _CHECKED: dict[str, Any] = {}  # custom environments, once a process
 
 
 def load(
-    task: str, seed: int, *, images: Images | None = None, film: bool = False, **kwargs: Any
+    task: str, seed: int, /, *, images: Images | None = None, film: bool = False, **kwargs: Any
 ) -> Task:
     """The Gymnasium task, seeded at its first reset; `render_mode="rgb_array"` where it is drawn.
     Raises ValueError for an unknown task, spaces that no agent can be trained on, and arguments or

@@ -33,7 +33,7 @@ _LIMITS = ("max_steps_in_episode", "max_timesteps")
 _NEVER = 2**30  # steps
 
 
-def raw(task: str, **kwargs: Any) -> RawEnvironment:
+def raw(task: str, /, **kwargs: Any) -> RawEnvironment:
     """The gymnax task. Raises ValueError for an unknown task."""
     gymnax = _gymnax()
     if task not in gymnax.registered_envs:
@@ -119,7 +119,7 @@ def _actions(name: str, space: Any) -> tuple[dict[str, Any], Callable[[Array], A
     return dict(action_dim=low.size, **bounds), convert
 
 
-def load_custom(task: str, **kwargs: Any) -> RawEnvironment:
+def load_custom(task: str, /, **kwargs: Any) -> RawEnvironment:
     """A custom JAX environment, by its name.
     The name is of a `RawEnvironment`, of an object of gymnax's interface with or without its
     parameters, or of a function that makes one of these from `kwargs`.

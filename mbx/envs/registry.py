@@ -147,6 +147,7 @@ def _check_taken(
         ("env.workers=", workers, suite.host, "is not stepped by processes (gym:, dmc: are)"),
         ("", images.settings(), not suite.whole, "has no images to change, single tasks have"),
         ("", drawn, suite.raw or suite.draws, "is not drawn to be observed (dmc:, gym: are)"),
+        ("env.kwargs=", {"images", "film"} & set(kwargs or ()), False, "has these from mbx"),
         ("train.reset_solved=", cut, not suite.whole, "makes whole environments"),
     ]
     for setting, value, taken, why in rows:

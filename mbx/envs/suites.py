@@ -75,7 +75,7 @@ def bsuite(task: str) -> gymnasium.Env:
 
 def _suite(name: str, make: Callable, limit: int, *metrics: str, **fields: Any) -> Suite:
     def host(
-        task: str, seed: int, images: Images | None = None, film: bool = False, **kwargs: Any
+        task: str, seed: int, /, *, images: Images | None = None, film: bool = False, **kwargs: Any
     ) -> Task:
         if images and (images.pixels or not images.shadows):
             given = f"env.pixels={images.pixels}, env.shadows={images.shadows}"

@@ -37,8 +37,8 @@ SOURCE = textwrap.dedent(
         action_space = Box(np.float32([0, -4]), np.float32([2, 4]))
         observation_space = Box(-np.inf, np.inf, (2,), np.float32)
 
-        def __init__(self, mass=1.0, parts=()):
-            self.mass, self.parts = mass, list(parts)
+        def __init__(self, mass=1.0, parts=(), task="", seed=0):
+            self.mass, self.parts = mass + seed + len(task), list(parts)
 
         def reset(self, *, seed=None, options=None):
             super().reset(seed=seed)
@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
     (path / "gauge.py").write_text("READING = 3.0\n")
     (path / "rail.py").write_text(
         "import jax.numpy as jnp\nfrom mbx import envs\n\n"
-        "def make(limit=5):\n"
+        "def make(limit=5, task=0):\n"
         "    def step(key, state, action):\n"
         "        return state + 1, state + 1, action[0], jnp.bool_(False)\n"
         "    zeros = lambda key: (jnp.zeros(2), jnp.zeros(2))\n"
@@ -74,7 +74,7 @@ def folder(tmp_path_factory):
 
 def test_a_class_in_a_file_is_stepped_in_its_own_units(folder):
     name = f"gym:{folder}/scale.py:Scale"
-    environment = envs.make(name, 2, kwargs={"mass": 7.0})
+    environment = envs.make(name, 2, kwargs={"mass": 4.0, "seed": 1, "task": "of"})
     assert environment.spec[:6] == (name, (2,), np.float32, 2, 9, 1)
     np.testing.assert_array_equal(environment.reset(0), np.full((2, 2), 7.0))
     step = environment.step(np.array([[-1.0, 0.5], [1.0, -1.0]]))
@@ -106,7 +106,7 @@ def test_modules_that_are_installed_keep_their_names():
 
 
 def test_a_jax_environment_in_a_file(folder):
-    environment = envs.make(f"jax:{folder}/rail.py:make", 3, kwargs={"limit": 4})
+    environment = envs.make(f"jax:{folder}/rail.py:make", 3, kwargs={"limit": 4, "task": 1})
     assert environment.spec.episode_length == 4 and environment.spec.obs_shape == (2,)
     step = rollout(environment, 1, action=0.25)[1][0]
     assert step.reward.tolist() == [0.25] * 3 and step.obs[0].tolist() == [1.0, 1.0]
@@ -161,6 +161,11 @@ def test_names_that_lead_nowhere(folder, name, message):
 def test_arguments_that_an_environment_does_not_take(folder):
     with pytest.raises(ValueError, match=r"env.kwargs={'mas': 1}: .*takes \(mass=1.0.*'mas'"):
         envs.make(f"gym:{folder}/scale.py:Scale", 1, kwargs={"mas": 1})
+    for name in ("images", "film"):
+        with pytest.raises(
+            ValueError, match=rf"env.kwargs={{'{name}'}}: gym:.* has these from mbx"
+        ):
+            envs.make(f"gym:{folder}/scale.py:Scale", 1, kwargs={name: 1})
     with pytest.raises(ValueError, match=r"env.kwargs={'mass': 1}: brax:fast takes no arguments"):
         envs.make("brax:fast", 1, kwargs={"mass": 1})
 
