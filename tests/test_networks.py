@@ -271,6 +271,34 @@ def test_conv_derivatives_are_the_automatic_ones(side, taps, stride, padding):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("taps", [2, 3, 4, 5, 6, 7])
+def test_convolutions_of_doubled_images_are_those_of_the_small_ones(taps, zeros):
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = jax.random.normal(keys[0], (3, 6, 5, 2))
+    kernel = jax.random.normal(keys[1], (taps, taps, 2, 4))
+    axes = dict(dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def plain(x, kernel):
+        if zeros:
+            return jax.lax.conv_transpose(x, kernel, (2, 2), "SAME", **axes)
+        large = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
+        return jax.lax.conv_general_dilated(large, kernel, (1, 1), "SAME", **axes)
+
+    def value_and_gradients(conv):
+        def loss(x, kernel):
+            return jnp.sum(jnp.sin(conv(x, kernel)))
+
+        return conv(x, kernel), *jax.grad(loss, (0, 1))(x, kernel)
+
+    def ours(x, kernel):
+        return written.conv_doubled(x, kernel, zeros)
+
+    for a, b in zip(value_and_gradients(ours), value_and_gradients(plain), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 def test_conv_derivatives_need_no_permuted_axes():
     """In a loop, XLA's fast convolutions on a CPU take the plain order of axes only."""
     x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((5, 5, 3, 4))

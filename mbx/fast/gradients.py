@@ -175,6 +175,26 @@ def _conv_backward(
 conv.defvjp(_conv_forward, _conv_backward)
 
 
+def conv_doubled(x: Array, kernel: Array, zeros: bool = False) -> Array:
+    """`conv` of images made twice as large by repeating pixels, or by zeros as in a transposed
+    convolution of stride 2: `[N, H, W, C]`, `[K, K, C, O]` -> `[N, 2 H, 2 W, O]`.
+    It is one convolution of the small images, whose kernel makes the four large pixels of each: of
+    5 x 5 taps it needs 3 x 3, about a third of the products.
+    """
+    n, height, width, _ = x.shape
+    taps, first = kernel.shape[0], (kernel.shape[0] - 1) // 2
+    # The small pixel that a tap of the left (0) or right (1) of two large pixels sees.
+    seen = {(tap, side): divmod(side + tap - first, 2) for tap, side in np.ndindex(taps, 2)}
+    reach = max(abs(place) for place, _ in seen.values())
+    where = np.zeros((taps, 2 * reach + 1, 2), np.float32)
+    for (tap, side), (place, odd) in seen.items():
+        where[tap, place + reach, side] = 1.0 if odd or not zeros else 0.0
+    small = jnp.einsum("yda,xeb,yxio->deiabo", where, where, kernel, precision="highest")
+    y = conv(x, small.reshape(*small.shape[:3], -1).astype(x.dtype))
+    y = y.reshape(n, height, width, 2, 2, -1).swapaxes(2, 3)
+    return y.reshape(n, 2 * height, 2 * width, -1)
+
+
 @Written
 def add_bias(x: Array, bias: Array) -> Array:
     """`[..., F]` + `[F]`; the bias has a custom derivative (`reductions.down`)."""

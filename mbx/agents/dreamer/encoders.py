@@ -142,13 +142,10 @@ def _init_image_decoder(key: Array, config: ModelConfig) -> Params:
     }
 
 
-def _upsample(config: ModelConfig, x: Array) -> Array:
-    n, height, width, channels = x.shape
-    x = x[:, :, None, :, None]
-    if config.image_strided:  # a convolution of every second pixel is a transposed one
-        x = jnp.pad(x, [(0, 0), (0, 0), (1, 0), (0, 0), (1, 0), (0, 0)])
-    x = jnp.broadcast_to(x, (n, height, 2, width, 2, channels))
-    return x.reshape(n, 2 * height, 2 * width, channels)
+def _conv_doubled(config: ModelConfig, params: Params, x: Array) -> Array:
+    kernel = collectives.replicate(params["kernel"])
+    y = gradients.conv_doubled(x.astype(config.dtype), kernel, zeros=config.image_strided)
+    return nets.add_bias(params, y)
 
 
 def _decode_image(config: ModelConfig, params: Params, features: Array) -> Array:
@@ -164,8 +161,11 @@ def _decode_image(config: ModelConfig, params: Params, features: Array) -> Array
     stoch = nets.linear(params["stoch_1"], stoch, config.dtype).reshape(grid.shape)
     x = _norm_act(config, params["norm"], grid + stoch)
     for stage in params["convs"].values():
-        x = _norm_act(config, stage["norm"], _conv(stage, _upsample(config, x), config.dtype))
-    x = _conv(params["out"], x if config.image_outer else _upsample(config, x), config.dtype)
+        x = _norm_act(config, stage["norm"], _conv_doubled(config, stage, x))
+    if config.image_outer:
+        x = _conv(params["out"], x, config.dtype)
+    else:
+        x = _conv_doubled(config, params["out"], x)
     return jax.nn.sigmoid(x.astype(jnp.float32)).reshape(*lead, *config.image_shape)
 
 
