@@ -164,7 +164,7 @@ def page(
         "length": len(episode.steps),
     }
     total = sum(step.reward for step in episode.steps)
-    words = f"{len(episode.steps)} steps, return {total:.1f}."
+    words = f"{len(episode.steps)} steps, return {total:.4g}."
     if not episode.terminated:
         words += " The episode ended at its time limit, so late realised returns are truncated."
     body = charts.fill(

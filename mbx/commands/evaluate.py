@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> None:
         size = dict(width=options.video_width, seconds=options.video_seconds)
         video.write(path, video.shortened(episode, **size))
         if not options.json:
-            print(f"{options.video}: {episode.length} steps, return {episode.total:.1f}")
+            print(f"{options.video}: {episode.length} steps, return {episode.total:.4g}")
 
 
 def check_film(path: str | None, width: int, seconds: float) -> None:
@@ -107,11 +107,11 @@ def show(task: str, results: dict[str, Any], *, as_json: bool = False) -> None:
     for name, result in results.items():
         s = result.summary()
         print(
-            f"{task} {name}: {s['return_mean']:.1f} ± {s['return_std']:.1f} "
-            f"(min {s['return_min']:.1f}, max {s['return_max']:.1f}) "
+            f"{task} {name}: {s['return_mean']:.4g} ± {s['return_std']:.4g} "
+            f"(min {s['return_min']:.4g}, max {s['return_max']:.4g}) "
             f"over {len(result.returns)} episodes"
         )
         for key, value in s.items():
             if key.startswith("return_mean/"):
-                print(f"  {key.removeprefix('return_mean/')}: {value:.1f}")
-        print("  " + " ".join(f"{x:.1f}" for x in np.sort(result.returns)))
+                print(f"  {key.removeprefix('return_mean/')}: {value:.4g}")
+        print("  " + " ".join(f"{x:.4g}" for x in np.sort(result.returns)))

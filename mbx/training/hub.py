@@ -90,7 +90,7 @@ def card(workdir: str, config: dict[str, Any], url: str) -> str:
     words = "Never evaluated."
     if rows:
         best = max(rows, key=lambda row: row["return_mean"])
-        score = f"{best['return_mean']:.1f} ± {best.get('return_std') or 0.0:.1f}"
+        score = f"{best['return_mean']:.4g} ± {best.get('return_std') or 0.0:.4g}"
         result = {
             "task": {"type": "reinforcement-learning"},
             "dataset": {"name": task, "type": task},

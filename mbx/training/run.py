@@ -79,7 +79,7 @@ class Result(NamedTuple):
                 f"stopped at {self.steps:,} of {self.planned:,} steps, saved; continue with the "
                 f"same command and --workdir={self.workdir} --config.resume=True"
             )
-        last = f"{self.evaluations[-1][1]:.1f}" if self.evaluations else "none"
+        last = f"{self.evaluations[-1][1]:.4g}" if self.evaluations else "none"
         of = f"mean of {self.seeds} seeds" if self.seeds > 1 else ""
         known = "; ".join(filter(None, (of, str(self.levels))))
         return (

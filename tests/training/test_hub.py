@@ -125,7 +125,7 @@ def test_pushed_and_used_by_its_name(server, workdir, capsys):
     assert capsys.readouterr().out.strip().endswith("me/pendulum")
     assert "config.json" in server.files and not any("checkpoints" in x for x in server.files)
     card = server.files["README.md"].decode()
-    for words in ("7.5 ± 2.0", "step 5, the best of 2", "mbx train --config=tdmpc"):
+    for words in ("7.5 ± 2", "step 5, the best of 2", "mbx train --config=tdmpc"):
         assert words in card and f"mbx evaluate {URL}" in card
     policy, own = mbx.load_policy(URL, planner=False), mbx.load_policy(workdir, planner=False)
     np.testing.assert_array_equal(policy([0.1, 0.2]), own([0.1, 0.2]))

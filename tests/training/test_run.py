@@ -76,9 +76,9 @@ def test_the_last_line_says_what_the_return_means(tmp_path):
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     known = levels.of_run(str(tmp_path))
     assert known == (-2, 475)
-    result = run.Result("runs/a", 100, [(100, 7.0)], 3.0, 100, seeds=2, levels=known)
+    result = run.Result("runs/a", 100, [(100, 0.955)], 3.0, 100, seeds=2, levels=known)
     assert str(result) == (
-        "100 environment steps in 3 s, last evaluation 7.0 (mean of 2 seeds; random actions: -2; "
+        "100 environment steps in 3 s, last evaluation 0.955 (mean of 2 seeds; random actions: -2; "
         "solved: 475); everything is in runs/a"
     )
     for name, solved in {
