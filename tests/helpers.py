@@ -240,7 +240,7 @@ def other_value(declared):
     if isinstance(value, bool):
         return not value
     if isinstance(value, tuple):
-        return tuple(0.5 * x for x in value)
+        return tuple(x + 2 if isinstance(x, int) else 0.5 * x for x in value)
     if isinstance(value, int):
         return value + 2
     return 0.75 * value if value else 0.5

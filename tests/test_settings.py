@@ -46,6 +46,13 @@ def read(**values):
     return settings.from_dict(Whole(), values)
 
 
+def test_each_number_of_a_tuple_has_its_type():
+    assert settings._convert([1.0, 2], tuple[int, ...], "a") == (1, 2)
+    assert settings._convert([1, 2.5], tuple[float, float], "a") == (1.0, 2.5)
+    with pytest.raises(ValueError, match=r"config.a=2.5: give a whole number"):
+        settings._convert((1, 2.5), tuple[int, ...], "a")
+
+
 def test_dictionaries_go_out_and_come_back():
     changed = dataclasses.replace(Whole(), seed=3, loss=Loss(target="lambda", lambda_=0.5))
     values = settings.to_dict(changed)

@@ -165,7 +165,7 @@ def test_settings_without_effect_in_the_task_are_refused(spec, section, change, 
     dreamer.resolve(settings, suited)
 
 
-@pytest.mark.parametrize("preset", ["dreamer", "dreamerv3"])
+@pytest.mark.parametrize("preset", ["dreamer", "dreamer_small", "dreamerv3"])
 @pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE, IMAGES])
 def test_presets_suit_every_task(preset, spec):
     dreamer.resolve(from_dict(Settings(), presets.load(preset).to_dict()), spec)
