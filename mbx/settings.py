@@ -269,8 +269,9 @@ def _convert(value: Any, kind: Any, name: str) -> Any:
     """`value` as the declared type; JSON lists become tuples, whole floats integers."""
     origin = typing.get_origin(kind) or kind
     if origin is tuple and isinstance(value, list | tuple):
-        one = typing.get_args(kind)[0]  # all are of one type
-        return tuple(_convert(x, one, name) if one in (int, float) else x for x in value)
+        of = {*typing.get_args(kind)} - {...}  # several types, or none, are the owner's to check
+        one = of.pop() if of in ({int}, {float}) else None
+        return tuple(_convert(x, one, name) if one else x for x in value)
     if origin is float and _is_number(value):
         return float(value)
     if origin is int and _is_number(value) and math.isfinite(value) and value == int(value):

@@ -187,9 +187,12 @@ def test_numbers_of_python_in_a_total_stay_what_they_are():
         lambda kernel: nets.block_linear({"kernel": kernel}, jnp.ones((2, 512))),
         lambda kernel: nets.block_linear_parts({"kernel": kernel}, jnp.ones((2, 512)), 2)[1],
         lambda kernel: encoders._conv({"kernel": kernel}, jnp.ones((2, 8, 8, 512)), "float32"),
+        lambda kernel: encoders._conv_doubled(
+            nets.ModelConfig(vector_dim=1), {"kernel": kernel}, jnp.ones((2, 8, 8, 512))
+        ),
         lambda kernel: networks._conv_layer(jnp.ones((2, 8, 8, 512)), kernel, (1, 1), "SAME"),
     ],
-    ids=["blocks", "parts", "dreamer's images", "images"],
+    ids=["blocks", "parts", "dreamer's images", "doubled images", "images"],
 )
 def test_other_layers_gather_their_kernels(layer, request):
     images = "images" in request.node.callspec.id

@@ -49,6 +49,8 @@ def read(**values):
 def test_each_number_of_a_tuple_has_its_type():
     assert settings._convert([1.0, 2], tuple[int, ...], "a") == (1, 2)
     assert settings._convert([1, 2.5], tuple[float, float], "a") == (1.0, 2.5)
+    for kind in (tuple, tuple[int, float], tuple[str, ...]):
+        assert settings._convert([1, 2.5], kind, "a") == (1, 2.5)
     with pytest.raises(ValueError, match=r"config.a=2.5: give a whole number"):
         settings._convert((1, 2.5), tuple[int, ...], "a")
 

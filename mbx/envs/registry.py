@@ -141,13 +141,14 @@ def _check_taken(
 ) -> None:
     """Raise ValueError for settings that a suite does not take."""
     drawn = "env.pixels=True" if images.pixels else ""
+    own = {"images", "film"} & set(kwargs or ())
     rows = [
         ("env.kwargs=", kwargs, suite.takes_kwargs, "takes no arguments (gym:, jax:, … do)"),
         ("env.metrics=", metrics, suite.gives_info, "has no `info` (gym: has)"),
         ("env.workers=", workers, suite.host, "is not stepped by processes (gym:, dmc: are)"),
         ("", images.settings(), not suite.whole, "has no images to change, single tasks have"),
         ("", drawn, suite.raw or suite.draws, "is not drawn to be observed (dmc:, gym: are)"),
-        ("env.kwargs=", {"images", "film"} & set(kwargs or ()), False, "has these from mbx"),
+        ("env.kwargs=", own, not suite.draws, "gets these from mbx"),
         ("train.reset_solved=", cut, not suite.whole, "makes whole environments"),
     ]
     for setting, value, taken, why in rows:

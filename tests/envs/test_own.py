@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
     (path / "gauge.py").write_text("READING = 3.0\n")
     (path / "rail.py").write_text(
         "import jax.numpy as jnp\nfrom mbx import envs\n\n"
-        "def make(limit=5, task=0):\n"
+        "def make(limit=5, task=0, film=0):\n"
         "    def step(key, state, action):\n"
         "        return state + 1, state + 1, action[0], jnp.bool_(False)\n"
         "    zeros = lambda key: (jnp.zeros(2), jnp.zeros(2))\n"
@@ -106,7 +106,9 @@ def test_modules_that_are_installed_keep_their_names():
 
 
 def test_a_jax_environment_in_a_file(folder):
-    environment = envs.make(f"jax:{folder}/rail.py:make", 3, kwargs={"limit": 4, "task": 1})
+    environment = envs.make(
+        f"jax:{folder}/rail.py:make", 3, kwargs={"limit": 4, "task": 1, "film": 2}
+    )
     assert environment.spec.episode_length == 4 and environment.spec.obs_shape == (2,)
     step = rollout(environment, 1, action=0.25)[1][0]
     assert step.reward.tolist() == [0.25] * 3 and step.obs[0].tolist() == [1.0, 1.0]
@@ -163,7 +165,7 @@ def test_arguments_that_an_environment_does_not_take(folder):
         envs.make(f"gym:{folder}/scale.py:Scale", 1, kwargs={"mas": 1})
     for name in ("images", "film"):
         with pytest.raises(
-            ValueError, match=rf"env.kwargs={{'{name}'}}: gym:.* has these from mbx"
+            ValueError, match=rf"env.kwargs={{'{name}'}}: gym:.* gets these from mbx"
         ):
             envs.make(f"gym:{folder}/scale.py:Scale", 1, kwargs={name: 1})
     with pytest.raises(ValueError, match=r"env.kwargs={'mass': 1}: brax:fast takes no arguments"):

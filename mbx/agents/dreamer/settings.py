@@ -55,8 +55,8 @@ class Replay(common.Replay):
 
     context: bool = setting(False, "Start sequences from stored latents, which updates write back.")
     online: bool = setting(False, "New sequences first in batches, in their order, each once.")
-    priority_share: float = setting(0.0, "Share of the others drawn by priority.", at_most=1)
-    recency_share: float = setting(0.0, "Share of the others drawn by recency.", at_most=1)
+    priority_share: float = setting(0.0, "Share of other sequences drawn by priority.", at_most=1)
+    recency_share: float = setting(0.0, "Share of other sequences drawn by recency.", at_most=1)
     priority_exponent: float = setting(0.8, "Exponent of a row's priority.", needs=_BY_PRIORITY)
     priority_maxfrac: float = setting(
         0.5,
@@ -167,8 +167,8 @@ class Loss:
         choices=("sequential", "joint"),
     )
     free_nats: float = setting(0.1, "KL of a row that costs nothing, in nats.")
-    dynamics_coef: float = setting(0.5, "Weight of the prior's KL (beta_dyn).")
-    representation_coef: float = setting(0.01, "Weight of the posterior's KL (beta_rep).")
+    dynamics_coef: float = setting(0.5, "Weight of the KL moving the prior (beta_dyn).")
+    representation_coef: float = setting(0.01, "Weight of the KL moving the posterior (beta_rep).")
     representation: str = setting(
         "decoder",
         "What makes latents describe observations: reconstruction (decoder); without a decoder, "
