@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.fast import collectives
-from mbx.types import Array, Params, Part
+from mbx.types import Array, EnvSpec, Params, Part
 
 # What did not vary so far is no more than a hundred times as large once it does.
 LEAST_VARIANCE = 1e-4
@@ -225,19 +225,21 @@ def action_mask(spec: Any, obs: Any) -> Any:
     """Which discrete actions are possible, bool `[..., A]`: by the part "action_mask" of an
     observation, numbers `[A]` where 0 is impossible; None where there is no such part.
     spec: an `EnvSpec`, or what else has its `parts`, `action_dim` and `discrete`.
-
-    Raises:
-        ValueError: for such a part of another shape.
     """
-    shapes = {part.name: part.shape for part in spec.parts if spec.discrete}
-    if MASK not in shapes:
+    if not spec.discrete or MASK not in {part.name for part in spec.parts}:
         return None
-    if shapes[MASK] != (spec.action_dim,):
-        raise ValueError(
-            f"the observation's {MASK!r} is of shape {list(shapes[MASK])}, but there are "
-            f"{spec.action_dim} actions: give a number each, or call the part something else"
-        )
     return named(spec.parts, split(spec.parts, obs))[MASK] > 0
+
+
+def check_mask(spec: EnvSpec) -> None:
+    """Raises ValueError where `action_mask` would not be a number for each action."""
+    shapes = {part.name: part.shape for part in spec.parts if spec.discrete}
+    if shapes.get(MASK, (spec.action_dim,)) != (spec.action_dim,):
+        raise ValueError(
+            f"env.name={spec.name!r}: its observation's {MASK!r} is of shape {list(shapes[MASK])}, "
+            f"but there are {spec.action_dim} actions: give a number each, leave it out by "
+            "env.observe, or call it something else"
+        )
 
 
 def numbers(parts: Sequence[Part], obs: Any) -> Any:

@@ -85,10 +85,20 @@ def test_masks_are_of_discrete_actions_and_of_their_number():
     assert observations.action_mask(SPEC._replace(discrete=False), OBS) is None
     assert observations.action_mask(SPEC._replace(parts=PARTS[:1]), OBS[:, :2]) is None
     np.testing.assert_array_equal(observations.action_mask(SPEC, OBS), MASKS > 0)
-    with pytest.raises(
-        ValueError, match=r"'action_mask' is of shape \[3\], but there are 4 actions"
-    ):
-        observations.action_mask(SPEC._replace(action_dim=4), OBS)
+
+
+class MoreDoors(Doors):
+    action_space = Discrete(4)
+
+    def step(self, action):
+        return super().step((self.now + 1) % 3)
+
+
+def test_a_mask_of_another_number_of_actions_is_refused_where_the_task_is_made():
+    with pytest.raises(ValueError, match=r"MoreDoors.*'action_mask' is of shape \[3\].* 4 actions"):
+        envs.make(f"gym:{__file__}:MoreDoors", 2)
+    kept = envs.make(f"gym:{__file__}:MoreDoors", 2, observe=("place",))
+    assert kept.spec.parts == () or "action_mask" not in {part.name for part in kept.spec.parts}
 
 
 def test_the_yardstick_of_random_actions_leaves_shut_doors_alone():

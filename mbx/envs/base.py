@@ -200,7 +200,7 @@ def plan(
 ) -> Plan:
     """Resolve the settings of a task that has fields of `EnvSpec`; arguments as in `mbx.envs.make`.
     Raises ValueError for counts below one and names of metrics that are not unique, and as
-    `observed` and `solved` do.
+    `observed`, `observations.check_mask` and `solved` do.
     """
     own = {name: getattr(task, name) for name in EnvSpec._fields if hasattr(task, name)}
     limit, longest = episode_length or task.time_limit, getattr(task, "ends_at", None)
@@ -237,6 +237,7 @@ def plan(
         action_high=tuple(map(float, task.action_high)),
         reward_range=check_reward_range(task.name, task.reward_range),
     )
+    observations.check_mask(spec)
     spec, enough = solved(spec, reset_solved, numbers)
     last = action_repeat if episode_length else (limit - 1) % action_repeat + 1
     return Plan(spec, images, parts, stack, last, enough)
