@@ -1,9 +1,9 @@
-"""DreamerV3 for few steps on one core: small batches, short dreams, larger learning rates.
+"""DreamerV3 for few steps on one core: small batches, short dreams, a larger rate of the model.
 
     python -m experiments.train --config=configs/dreamer_small.py --config.env.name=dmc:walker-walk
 
-`configs/dreamer.py` with an update every two agent steps, of 4 x 32 rows. Values stay near the
-returns because all rows ground them and no gradient climbs their errors (docs/notes/dreamer.md).
+`configs/dreamer.py` with an update every two agent steps, of 4 x 32 rows. REINFORCE and a
+replay loss on all rows keep values near the returns (docs/notes/dreamer.md).
 """
 
 from ml_collections import config_dict
