@@ -126,7 +126,7 @@ def test_every_variant_is_accepted(sweep):
     """Settings that exist, are in range and have an effect together."""
     variants = suites.DATA["sweeps"][sweep]
     assert len({json.dumps(v) for v in variants.values()}) == len(variants)
-    config = "dreamer" if sweep in ("replay_loss", "continues") else "tdmpc"
+    config = "dreamer" if sweep in ("replay_loss", "dreamer_options", "continues") else "tdmpc"
     for overrides in variants.values():
         build.build_agent(build.read(overridden(f"configs/{config}.py", overrides)), CONTINUOUS)
 
