@@ -126,9 +126,10 @@ def test_every_variant_is_accepted(sweep):
     """Settings that exist, are in range and have an effect together."""
     variants = suites.DATA["sweeps"][sweep]
     assert len({json.dumps(v) for v in variants.values()}) == len(variants)
-    config = "dreamer" if sweep in ("replay_loss", "dreamer_options", "continues") else "tdmpc"
-    for overrides in variants.values():
-        build.build_agent(build.read(overridden(f"configs/{config}.py", overrides)), CONTINUOUS)
+    of_dreamer = sweep in ("replay_loss", "dreamer_options", "continues")
+    for config in ("dreamer", "dreamer_small") if of_dreamer else ("tdmpc",):
+        for overrides in variants.values():
+            build.build_agent(build.read(overridden(f"configs/{config}.py", overrides)), CONTINUOUS)
 
 
 def test_first_seeds_come_first_and_unknown_tasks_are_refused():

@@ -2,8 +2,8 @@
 
     python -m experiments.train --config=configs/dreamer_small.py --config.env.name=dmc:walker-walk
 
-`configs/dreamer.py` with an update every two agent steps, of 4 x 32 rows. REINFORCE and a
-replay loss on all rows keep values near the returns (docs/notes/dreamer.md).
+`configs/dreamer.py` with an update every two agent steps, of 4 x 32 rows. With
+REINFORCE and a replay loss on all rows values stayed near the returns (docs/notes/dreamer.md).
 """
 
 from ml_collections import config_dict
