@@ -263,7 +263,8 @@ def table(spec: Spec) -> str:
 
     "cells": a file whose cells are shown as they are, with "only" these columns of it. "rows" and
     "columns": a row for what `where` finds, a column for steps (values of several seeds by commas,
-    of several steps by blanks; with "mean" their mean, so many digits, with "digits" each rounded),
+    of several steps by blanks; with "mean" their mean, so many digits, with "digits" each rounded,
+    with "each" a mean of every seed that has the last step, to the unit from 10 on),
     for an agent's "published" value of the row's task, or for a field of the last row.
     "mean_of_rows": the label of a last row with the means of the rows' means. "methods": see
     `methods`.
@@ -337,6 +338,10 @@ def _cell(rows: Rows, column: Spec) -> str:
         return "< 1e-6" if abs(value) < 1e-6 else format(value, column["format"])
     if "mean" in column:
         return f"{_mean(rows, column):.{column['mean']}f}"
+    if "each" in column:
+        seeds = {row["seed"] for row in rows if int(row["step"]) == column["steps"][-1]}
+        means = [_mean(matching(rows, {"seed": seed}), column) for seed in sorted(seeds)]
+        return ", ".join(f"{mean:.{0 if abs(mean) >= 10 else 2}f}" for mean in means)
     values = [[row["value"] for row in rows if int(row["step"]) == s] for s in column["steps"]]
     if "digits" in column:
         values = [[f"{float(v):.{column['digits']}f}" for v in each] for each in values]

@@ -156,18 +156,19 @@ def test_a_table_by_hand(data):
         {"head": "mean", "steps": [20], "mean": 1},
         {"head": "whole", "steps": [10], "digits": 0},
         {"head": "none", "steps": [30]},
+        {"head": "each", "steps": [20, 10], "each": True},
         {"head": "last", "field": "value", "format": ".3f"},
     ]
     spec = {"data": "a.csv", "head": ["name"], "columns": columns, "after": ["end"]}
     rows = [{"label": ["x|y"], "where": {"setting": "s"}, "after": ["z"]}]
     assert figures.table(spec | {"rows": rows}).splitlines() == [
-        "| name | both | mean | whole | none | last | end |",
-        "|---|---|---|---|---|---|---|",
-        "| x\\|y | 1.0, 2.0 2.0, 3.0 | 2.5 | 1, 2 |  | 2.000 | z |",
+        "| name | both | mean | whole | none | each | last | end |",
+        "|---|---|---|---|---|---|---|---|",
+        "| x\\|y | 1.0, 2.0 2.0, 3.0 | 2.5 | 1, 2 |  | 1.50, 2.50 | 2.000 | z |",
     ]
     with pytest.raises(ValueError, match=r"no row with \{'setting': 'q'\}"):
         figures.table(spec | {"rows": [{"label": ["x"], "where": {"setting": "q"}}]})
-    with pytest.raises(ValueError, match=r"has 6 cells under 7 heads"):
+    with pytest.raises(ValueError, match=r"has 7 cells under 8 heads"):
         figures.table(spec | {"rows": [{"label": ["x"], "where": {}}]})
 
 
