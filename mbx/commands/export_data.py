@@ -9,8 +9,10 @@ Images are the newest ones without stacking; a step is an agent's, with its acti
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
+import pathlib
+import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +25,8 @@ from mbx.commands.arguments import make_parser
 from mbx.envs.base import in_units
 from mbx.training import datasets, hub, rundir, transfer
 from mbx.types import EnvSpec
+
+_ROOT = "MINARI_DATASETS_PATH"
 
 
 def main(arguments: list[str]) -> None:
@@ -38,11 +42,12 @@ def main(arguments: list[str]) -> None:
 def write(workdir: str, name: str) -> int:
     """Write the rows of a run as the Minari data set `name`; returns the number of episodes.
     Raises ImportError without Minari, ValueError for a run without saved rows, one of several
-    tasks, and a name that Minari does not take.
+    tasks, and a name that Minari does not take or has. The data set appears when it is whole.
     """
     try:
         from minari import create_dataset_from_buffers
         from minari.data_collector import EpisodeBuffer
+        from minari.dataset.minari_dataset import parse_dataset_id
         from minari.storage.datasets_root_dir import get_dataset_path
     except ImportError as error:
         raise ImportError(
@@ -63,10 +68,12 @@ def write(workdir: str, name: str) -> int:
     buffers = [EpisodeBuffer(**one) for one in _episodes(arrays, spec, settings.env.frame_stack)]
     if not buffers:
         raise ValueError(f"{workdir}/dataset.npz has no transitions: train for longer")
-    place = get_dataset_path(name)
-    fresh = not place.exists()
-    try:
-        with warnings.catch_warnings(action="ignore"):  # optional metadata that is left out
+    parse_dataset_id(name)
+    root, path = get_dataset_path(), pathlib.PurePath(name)
+    if (root / path).exists():
+        raise ValueError(f"the Minari data set {name} already exists: choose another version")
+    with tempfile.TemporaryDirectory(prefix=".", dir=root) as aside:  # Minari lists no hidden ones
+        with _minari_root(aside), warnings.catch_warnings(action="ignore"):  # no optional metadata
             data = create_dataset_from_buffers(
                 name,
                 buffers,
@@ -77,11 +84,21 @@ def write(workdir: str, name: str) -> int:
                 jpeg_encoding=False,
             )
         data.storage.update_metadata({"action_repeat": spec.action_repeat})
-    except BaseException:
-        if fresh:
-            shutil.rmtree(place, ignore_errors=True)
-        raise
+        whole = next(x for x in reversed([path, *path.parents]) if not (root / x).exists())
+        os.rename(aside / whole, root / whole)
     return len(buffers)
+
+
+@contextlib.contextmanager
+def _minari_root(path: str) -> Iterator[None]:
+    """Where Minari keeps data sets, meanwhile."""
+    before = os.environ.get(_ROOT)
+    os.environ[_ROOT] = path
+    try:
+        yield
+    finally:
+        os.environ.pop(_ROOT)
+        os.environ.update({} if before is None else {_ROOT: before})
 
 
 def _episodes(arrays: dict[str, np.ndarray], spec: EnvSpec, stack: int) -> Iterator[dict[str, Any]]:

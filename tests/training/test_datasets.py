@@ -180,6 +180,33 @@ def test_own_rows_come_back(task, tmp_path):
     assert len(minari.load_dataset(name)) > 3  # and what is there stays
 
 
+def test_a_data_set_appears_when_it_is_whole(tmp_path, monkeypatch):
+    """Interrupted after its episodes are written: seen at no time, and nothing is left."""
+    workdir, root, seen = str(tmp_path / "run"), tmp_path / "minari", []
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(root))
+    run.train(small_config(replay=dict(save=True, capacity=60)), workdir)
+    create = minari.create_dataset_from_buffers
+
+    def interrupted(*args, **kwargs):
+        create(*args, **kwargs)
+        seen.extend(name for name in os.listdir(root) if not name.startswith("."))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(minari, "create_dataset_from_buffers", interrupted)
+        export_data.write(workdir, "own/half-v0")
+    assert not seen and not os.listdir(root)
+    for bad in ("../escape-v0", "no version"):
+        with pytest.raises(ValueError, match="Malformed dataset ID"):
+            export_data.write(workdir, bad)
+    assert sorted(os.listdir(tmp_path)) == ["minari", "run"] and not os.listdir(root)
+    for name in ("own/whole-v0", "own/deep/whole-v0", "own/whole-v1", "alone-v0"):
+        assert export_data.write(workdir, name) == len(minari.load_dataset(name))
+    assert (
+        len(minari.list_local_datasets()) == 4 and str(root) == os.environ["MINARI_DATASETS_PATH"]
+    )
+
+
 @pytest.mark.parametrize("stack", [1, 2])
 def test_parts_images_and_discrete_actions_come_back(game, tmp_path, stack):
     with envs.make(NAME, 1, episode_length=7, images=Images(stack=stack)) as environment:
