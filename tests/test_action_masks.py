@@ -13,7 +13,7 @@ import mbx
 from mbx import envs, observations
 from mbx.agents.dreamer import policy
 from mbx.agents.dreamer.networks import ModelConfig
-from mbx.training import evaluation
+from mbx.training import build, evaluation
 from mbx.training.loop import random_actions
 from mbx.types import EnvSpec, Part
 
@@ -99,6 +99,9 @@ def test_a_mask_of_another_number_of_actions_is_refused_where_the_task_is_made()
         envs.make(f"gym:{__file__}:MoreDoors", 2)
     kept = envs.make(f"gym:{__file__}:MoreDoors", 2, observe=("place",))
     assert kept.spec.obs_shape == (1,)
+    by_hand = SPEC._replace(name="by hand", action_dim=4)
+    with pytest.raises(ValueError, match=r"by hand.*'action_mask' is of shape \[3\].* 4 actions"):
+        build.build_agent(build.settings_class("dreamer")(), by_hand)
 
 
 def test_the_yardstick_of_random_actions_leaves_shut_doors_alone():

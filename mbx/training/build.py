@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from mbx import envs
+from mbx import envs, observations
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.config import load as read  # noqa: F401
@@ -31,6 +31,7 @@ def build_agent(settings: RunSettings, spec: EnvSpec) -> Agent:
         >>> agent.act_without_planner is None
         False
     """
+    observations.check_mask(spec)
     return checked(maker(settings.agent)(settings, spec), settings.agent, spec)
 
 
